@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# weightsync: one Makefile, in sections.  `make help` lists the goals.
+#
+#   make SAN=address,undefined    another build folder with sanitizers
+#   make CC=clang                 another compiler (its own folder too)
+#   make demo CHECKPOINT=/path    the demo on a real Hugging Face folder
+
+# ---------------------------------------------------------------- Configuration
+CC = gcc
+SAN =
+OPT = -O2 -g
+PREFIX = /usr/local
+VERSION = 0.1.0
+BUILD := build$(if $(filter-out gcc cc,$(CC)),-$(notdir $(CC)))$(if $(SAN),-$(SAN))
+
+LIBS_NEEDED = libfabric libzmq libcjson libxxhash
+# Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.
+APT_BUILD = gcc make pkg-config libfabric-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
+APT_demo = $(APT_BUILD) openmpi-bin
+APT_check = $(APT_demo) check python3-venv
+APT_bench = $(APT_demo)
+APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
+
+WARN = -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
+CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -I. -fvisibility=hidden \
+	-fno-omit-frame-pointer -pthread $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) \
+	$(PKG_CFLAGS) $(CFLAGS)
+LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+LDLIBS_ALL = $(PKG_LIBS) -lm $(LDLIBS)
+
+GOAL := $(firstword $(or $(MAKECMDGOALS),all))
+ifeq ($(filter help clean layers format format-check,$(GOAL)),)
+include $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
+endif
+
+.DEFAULT_GOAL = all
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+# ---------------------------------------------------------------- Build
+FOLDERS = lib/base lib/cuda lib/transport lib/convert lib/link lib/engine lib/hub planner \
+	trainer_side rollout_side
+SOURCES := $(wildcard $(addsuffix /*.c,$(FOLDERS)))
+CLI_SOURCES := $(wildcard cli/*.c)
+BENCH_SOURCES := $(wildcard bench/*.c)
+TEST_HELPERS = tests/main.c tests/gen.c
+TEST_SOURCES := $(filter-out $(TEST_HELPERS),$(wildcard tests/*.c))
+EXAMPLE_SOURCES := $(wildcard examples/*.c)
+DATA := $(wildcard planner/presets/*.json planner/models/*.json)
+
+objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
+OBJECTS := $(call objects,$(SOURCES)) $(if $(DATA),$(BUILD)/planner/builtin_data.o)
+TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
+
+all: $(BUILD)/weightsync $(BUILD)/libweightsync.a $(EXAMPLES) ## the command, the library and the examples
+
+tests: all $(TESTS) ## builds the test programs without running them
+
+# What the command, tests and benches link: every object, internal names visible.
+$(BUILD)/internal.a: $(OBJECTS)
+	rm -f $@ && ar rcs $@ $^
+
+# What is installed: one relocatable object whose hidden names are local.
+$(BUILD)/libweightsync.a: $(OBJECTS)
+	ld -r -o $(BUILD)/weightsync.o $^
+	objcopy --localize-hidden $(BUILD)/weightsync.o
+	rm -f $@ && ar rcs $@ $(BUILD)/weightsync.o
+
+$(BUILD)/weightsync: $(call objects,$(CLI_SOURCES) $(BENCH_SOURCES)) $(BUILD)/internal.a
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
+
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS))) \
+		$(call objects,$(filter-out cli/main.c,$(CLI_SOURCES)) $(BENCH_SOURCES)) $(BUILD)/internal.a
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL) $(CHECK_LIBS)
+
+$(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
+	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
+
+$(BUILD)/%.o: %.c Makefile | $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+
+$(BUILD)/planner/%.o: $(BUILD)/planner/%.c
+	$(CC) $(CFLAGS_ALL) -c -o $@ $<
+
+# The presets and models, as one C table of strings, so that the binary needs no files.
+$(BUILD)/planner/builtin_data.c: planner/embed.sh $(DATA)
+	@mkdir -p $(@D)
+	sh planner/embed.sh $(DATA) > $@
+
+-include $(wildcard $(addsuffix /*.d,$(addprefix $(BUILD)/,$(FOLDERS) cli tests bench examples)))
+
+# ---------------------------------------------------------------- Dependencies
+# Finds the libraries once.  demo, check, bench and ci install what is missing first.
+$(BUILD)/config-%.mk: Makefile
+	@mkdir -p $(@D)
+	@sh .ci/packages '$(APT_$*)' $(LIBS_NEEDED)
+	@{ echo "PKG_CFLAGS = $$(pkg-config --cflags $(LIBS_NEEDED))"; \
+	   echo "PKG_LIBS = $$(pkg-config --libs $(LIBS_NEEDED))"; \
+	   echo "CHECK_LIBS = $$(pkg-config --libs check 2>/dev/null)"; } > $@
+
+# ---------------------------------------------------------------- Test
+TEST_RUN = sh tests/run.sh
+
+check: all $(TESTS) ## installs what is missing, builds, runs every test, also under asan+ubsan
+	$(TEST_RUN) check
+
+demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
+	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'
+
+layers: ## checks that no include points up and that foreign headers have one home
+	@sh tests/layers.sh
+
+ci: all $(TESTS) ## the whole matrix: clang, tsan, nth allocation, valgrind, tidy, format
+	$(TEST_RUN) ci
+
+bench: all ## every benchmark against its baseline
+	$(BUILD)/weightsync bench transfer
+
+format: ## rewrites the sources in the house style
+	clang-format -i $(FORMAT_FILES)
+
+format-check:
+	clang-format --dry-run -Werror $(FORMAT_FILES)
+
+FORMAT_FILES = $(wildcard $(foreach d,lib $(FOLDERS) cli tests bench examples tests/fuzz,$(d)/*.c $(d)/*.h))
+
+tidy: all ## clang-tidy over the product's sources
+	clang-tidy --quiet $(SOURCES) $(CLI_SOURCES) $(BENCH_SOURCES) -- $(CFLAGS_ALL)
+
+# ---------------------------------------------------------------- Install
+install: all ## the command, the library, its headers and the man page below PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/lib \
+		$(DESTDIR)$(PREFIX)/share/man/man1
+	install $(BUILD)/weightsync $(DESTDIR)$(PREFIX)/bin
+	install -m 644 $(BUILD)/libweightsync.a $(DESTDIR)$(PREFIX)/lib
+	install -m 644 lib/ws_*.h $(DESTDIR)$(PREFIX)/include/lib
+	install -m 644 planner/ws_*.h trainer_side/ws_*.h rollout_side/ws_*.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 cli/weightsync.1 $(DESTDIR)$(PREFIX)/share/man/man1
+
+clean: ## removes every build folder
+	rm -rf build build-*
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
+
+.PHONY: all tests check demo layers ci bench format format-check tidy install clean help

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One-sided writes with an immediate: nine functions make a transport (../../README.md has the
+ * picture, README.md beside this file the rules for whoever writes one).
+ *
+ * Life of a NIC:
+ *   1. nic_open finds the transport by name, allocates nic_size bytes and calls open.
+ *   2. reg makes memory reachable: what peers need to write into it goes into struct mr.
+ *   3. peer_open makes my half of a connection; its address travels over the link; peer_connect
+ *      takes the other's.  Both halves must be connected before either side posts.
+ *   4. post hands over writes, poll yields their ends and the immediates of others' writes.
+ *   5. peer_close fences a peer; dereg; nic_close.
+ *
+ * Promises:
+ *   - every op taken gives exactly one SENT or FAILED, also when its peer or NIC is closed
+ *     (peer_close reports them through poll before it returns 0);
+ *   - a write gives one IMM at the peer, after its bytes are visible to a thread that acquires
+ *     what the poller released;
+ *   - no order of any kind, neither between ops, nor between IMM and SENT;
+ *   - a SENT is not a delivery: only the receiver's IMM is;
+ *   - an op is never split; an op of 0 bytes still delivers its imm;
+ *   - nothing blocks but open, reg, dereg and close.
+ *
+ * Threads: a NIC belongs to one thread at a time (the side's I/O thread).
+ */
+#ifndef TRANSPORT_H
+#define TRANSPORT_H
+
+#include "lib/base/base.h"
+
+#define NIC_NAME_MAX 96
+#define NICS_MAX 16          /* of one rank */
+#define ADDRESS_BYTES_MAX 256
+
+struct transport;
+struct peer; /* a transport's own; one per connected NIC pair */
+
+/* One end of a connection, as opaque bytes for the other end's peer_connect. */
+struct address {
+	uint16_t count;
+	uint8_t bytes[ADDRESS_BYTES_MAX];
+};
+
+/* Registered memory.  key and base are what a peer puts into struct op; they are secrets: they
+ * travel only over the link and are never logged. */
+struct mr {
+	struct ws_memory memory; /* borrowed until dereg */
+	uint64_t key;
+	uint64_t base;  /* how a peer must spell the address of memory's first byte */
+	void *local;    /* the transport's own */
+};
+
+/* What a transport embeds first in its NIC.  Filled by open, constant afterwards. */
+struct nic {
+	const struct transport *transport;
+	char name[NIC_NAME_MAX];    /* for people: "tcp 127.0.0.1", "mlx5_0 port 1" */
+	char subnet[NIC_NAME_MAX];  /* rails are paired where this is equal */
+	uint64_t mbps;              /* line rate in Mb/s, for shares; 0 = unknown */
+	uint64_t op_bytes_max;
+	uint32_t ops_in_flight_max; /* post takes no more than this many unreported ops */
+	uint32_t imm_bytes;         /* at least 4 */
+	bool gpu_memory;            /* reg takes WS_CUDA */
+	bool fences_one_peer;       /* else peer_close of one fences all of this NIC's peers */
+	int wait_fd;                /* readable when poll may yield something; -1: only polling tells */
+	uint64_t protocol;          /* both ends of a connection must have the same: a digest of
+				     * provider, API version and modes */
+};
+
+/* One write.  All pointers are borrowed until post returns; memory until SENT or FAILED. */
+struct op {
+	struct peer *peer;
+	const void *local;         /* may be NULL where bytes is 0 or the op is placed */
+	const struct mr *local_mr; /* the registration that holds local; may be NULL with local */
+	uint64_t remote;           /* the peer's mr.base plus an offset */
+	uint64_t remote_key;
+	uint64_t bytes;
+	uint64_t id;               /* comes back in the op's event */
+	uint32_t imm;
+	bool placed;               /* bytes are at the peer already; only the imm is to be delivered */
+};
+
+enum event_kind { EVENT_SENT = 1, EVENT_FAILED, EVENT_IMM };
+
+struct event {
+	enum event_kind kind;
+	int status;        /* FAILED: the negative errno; -ECANCELED when the peer was closed */
+	uint64_t id;       /* SENT, FAILED: the op's */
+	uint32_t imm;      /* IMM */
+	struct peer *peer; /* SENT, FAILED: the op's; IMM: the writer where the NIC knows it, or NULL */
+};
+
+struct transport {
+	const char *name;
+	size_t nic_size; /* bytes of the struct that begins with struct nic */
+
+	/* device is the transport's own spelling of a NIC (see nic_open).  May fail half way, and
+	 * leaves what close can take.  Blocks. */
+	int (*open)(struct nic *nic, const char *device, struct ws_error *err);
+	/* From any state, also zeroed.  Peers and registrations end with it, unreported ops too. */
+	void (*close)(struct nic *nic);
+	/* *mr is the caller's storage and must stay in place until dereg.  -ENOTSUP for memory this
+	 * NIC can't reach, -ENOSPC for a limit, with need, allowance and remedy in the sentence. */
+	int (*reg)(struct nic *nic, const struct ws_memory *memory, struct mr *mr, struct ws_error *err);
+	void (*dereg)(struct nic *nic, struct mr *mr);
+	int (*peer_open)(struct nic *nic, struct peer **peer_out, struct address *address_out,
+			 struct ws_error *err);
+	/* -EPROTO for an address no transport of this kind makes. */
+	int (*peer_connect)(struct nic *nic, struct peer *peer, const struct address *address,
+			    struct ws_error *err);
+	/*
+	 * The fence.  0: every op of mine to peer has been reported, none of its earlier writes can
+	 * land any more, and *peer is gone.  -EAGAIN: poll, and call again with the same arguments.
+	 * Never blocks.  quiet says that the peer has told over the link that its half is closed.
+	 * While it isn't, my sending side may already be closed; the receiving side waits, unless
+	 * the transport can end it alone.  -EBUSY (after quiet could not be had; the engine asks
+	 * with abandon): the half was set aside for ever, so that nothing can land any more.
+	 */
+	int (*peer_close)(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
+	/* Takes ops in order and returns how many it took; 0: full, poll first; negative: NIC lost. */
+	int (*post)(struct nic *nic, const struct op *ops, int count);
+	/* Returns how many events it wrote; 0: nothing now; negative: NIC lost.  Never blocks. */
+	int (*poll)(struct nic *nic, struct event *events_out, int count);
+};
+
+/* The transports built in, ended by NULL. */
+extern const struct transport *const transports[];
+const struct transport *transport_find(const char *name); /* NULL if it isn't built in */
+
+/*
+ * Opens a NIC: "fabric" with device "tcp/127.0.0.1" (provider/local address or interface or
+ * domain), "loop" with device "net/name" (a network inside this process), "fault" with device
+ * "seed=1,drop=0.01:fabric:tcp/127.0.0.1" (rules, then the wrapped transport and its device).
+ * *nic_out is NULL on failure.
+ */
+int nic_open(struct nic **nic_out, const char *transport, const char *device, struct ws_error *err);
+void nic_close(struct nic *nic); /* NULL too */
+
+/* One NIC of this host as the `nics` command and --nics see it. */
+struct nic_info {
+	char transport[16], device[NIC_NAME_MAX], subnet[NIC_NAME_MAX], state[32];
+	char skipped[128]; /* why it isn't used by default; empty if it is */
+	uint64_t mbps;
+	int numa;          /* -1 unknown */
+};
+
+/* topology.c: what this host offers to a transport and provider; *infos_out is in arena. */
+int nics_list(struct arena *arena, const char *transport, const char *provider,
+	      struct nic_info **infos_out, uint32_t *count_out, struct ws_error *err);
+
+#endif
