@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How bytes travel: the NICs of one rank, its connections to other members, and the program of
+ * one update.  Knows regions, copies, ops, immediates and counters; nothing of tensors.
+ *
+ *   sends     wait for a credit (or for nothing), gather into staging (or not), write, op by op
+ *   receives  count immediates against a threshold, check a digest (or not), scatter out of a
+ *             ring slot (or not), give a credit (or not)
+ *
+ * Life: engine_open; regions; peers (open, connect); engine_set_program; then per attempt:
+ * engine_arm, engine_peer_ready for each receiver that may be written to, engine_step until
+ * engine_progress says done, engine_end.  A new wiring: engine_fence until 0, then peers again.
+ *
+ * Threads: all calls from one thread (the side's I/O thread).  Gathering, scattering and hashing
+ * run on the engine's own stage thread, joined by two single-producer rings.  After engine_arm
+ * nothing allocates, locks or blocks.
+ */
+#ifndef ENGINE_H
+#define ENGINE_H
+
+#include "lib/base/base.h"
+#include "lib/convert/convert.h"
+#include "lib/transport/transport.h"
+
+#define ENGINE_PEERS_MAX 8192
+#define ENGINE_REGIONS_MAX 4096
+
+/* The same for planner and engine: how many ops a copy is cut into. */
+static inline uint64_t engine_op_count(uint64_t bytes, uint64_t op_bytes)
+{
+	return (bytes + op_bytes - 1) / op_bytes;
+}
+
+/* imm = low 8 bits of the attempt << 24 | op id. */
+#define OP_ID_MAX 0xffffffu
+static inline uint32_t imm_make(uint64_t attempt, uint32_t op_id)
+{
+	return (uint32_t)(attempt & 0xff) << 24 | op_id;
+}
+
+struct engine;
+struct engine_peer;
+
+struct engine_options {
+	const char *transport;          /* "fabric" */
+	const char *const *devices;     /* "tcp/127.0.0.1"; one per NIC */
+	uint32_t device_count;
+	uint64_t op_bytes;              /* multiple of 4096 */
+	uint64_t staging_bytes;         /* gather staging: blocks of op_bytes; 0 for a side that never gathers */
+	uint32_t depth;                 /* ops in flight per NIC; 0: 16 */
+	bool wire_digests;              /* hash every op and send each counter's sum */
+};
+
+/* Opens NICs, allocates and registers staging, starts the stage thread.  -ENOSPC when op_bytes
+ * is above a NIC's limit, with both numbers. */
+int engine_open(struct engine **engine_out, const struct engine_options *options, struct ws_error *err);
+/* Stops the thread, closes all.  Without a fence: only for the end of the process or after one. */
+void engine_close(struct engine *engine);
+
+uint32_t engine_nic_count(const struct engine *engine);
+const struct nic *engine_nic(const struct engine *engine, uint32_t index);
+uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index); /* since open */
+
+/* ---- region.c: memory registered on every NIC.  Region 0 is the engine's own: staging, digests,
+ * and a page that credits name.  The memory is borrowed until drop. */
+int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
+		      struct ws_error *err);
+/* Keys change: for memory that was remapped. */
+int engine_region_renew(struct engine *engine, uint32_t region, const struct ws_memory *memory,
+			struct ws_error *err);
+void engine_region_drop(struct engine *engine, uint32_t region);
+/* All regions with their bytes and, per NIC, key and base: what a peer decodes in engine_peer_regions. */
+void engine_regions_encode(const struct engine *engine, struct writer *out);
+
+/* ---- connections.  One engine_peer per other member, over all NICs. */
+/* name is for errors: "rollout 1.0"; copied.  The address (per NIC: subnet, protocol, transport
+ * address) is written to out; it goes to that member only. */
+int engine_peer_open(struct engine *engine, const char *name, struct engine_peer **peer_out,
+		     struct writer *address_out, struct ws_error *err);
+/* Pairs rails by subnet (several of one subnet: in order, round robin) and connects.  -ENODEV with
+ * both lists when no rail pairs; -EPROTO when protocol differs, naming both. */
+int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,
+			size_t bytes, struct ws_error *err);
+/* The peer's regions, from its engine_regions_encode.  Writes are checked against them. */
+int engine_peer_regions(struct engine *engine, struct engine_peer *peer, const void *regions,
+			size_t bytes, struct ws_error *err);
+uint32_t engine_peer_region_count(const struct engine_peer *peer);
+const char *engine_peer_name(const struct engine_peer *peer);
+
+/*
+ * The fence, for every peer at once.  Call repeatedly, with engine_step in between, until it
+ * returns 0: then every op has been reported, nothing that peers wrote earlier can land, queued
+ * completions have been dropped, and all peers are gone.  -EAGAIN before.  engine_peer_quiet
+ * notes that a peer said its half is closed; engine_peer_abandon that it can't be heard any
+ * more.  senders_closed_out becomes true when all that I send with is closed: the side then says
+ * quiet to all.  The side gives the deadline by abandoning.
+ */
+int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err);
+void engine_peer_quiet(struct engine *engine, struct engine_peer *peer);
+void engine_peer_abandon(struct engine *engine, struct engine_peer *peer);
+
+/* ---- program.c: one update's sends and receives.  Arrays are borrowed until the next
+ * engine_set_program; a side may change remote_region/remote_offset between attempts. */
+struct gather_move {
+	struct move move;      /* dst is ignored; its dst_stride[] is row-major contiguous in `to` elements */
+	uint64_t wire_offset;  /* where its first byte goes in the copy; multiple of 16 */
+};
+
+struct send {
+	struct engine_peer *peer;
+	uint64_t bytes;            /* > 0; cut into engine_op_count ops */
+	uint32_t first_op_id;      /* at the receiver, its base added */
+	const void *local;         /* NULL: gathered by moves */
+	uint32_t local_region;
+	const struct gather_move *moves; /* cover [0, bytes) but for gaps of padding below 16 bytes */
+	uint32_t move_count;
+	uint32_t remote_region;    /* index in the peer's regions */
+	uint64_t remote_offset;
+	uint32_t credit_op_id;     /* my op id that must have arrived first; UINT32_MAX: none */
+	uint32_t counter;          /* index in digests: which sum its ops add to; ignored without */
+};
+
+/* With wire_digests: the sum of xxh3_64(op bytes, seed = op id) over the data ops of one counter
+ * of a receiver, sent as one 8-byte op when all its sends were hashed. */
+struct send_digest {
+	struct engine_peer *peer;
+	uint32_t send_count;       /* how many sends feed it */
+	uint32_t op_id;            /* at the receiver */
+	uint32_t remote_receive;   /* receive index there: lands at byte 8 * that, in its region 0 */
+};
+
+/* Where a counter's ops land, for digests: first_op_id.. in this memory. */
+struct span {
+	const void *memory;
+	uint64_t bytes;
+	uint32_t first_op_id;
+};
+
+struct receive {
+	struct engine_peer *peer;       /* the sender */
+	uint32_t op_count;              /* the counter's threshold; the digest's op included */
+	const struct span *spans;       /* of its data ops */
+	uint32_t span_count;
+	uint32_t digest_op_id;          /* UINT32_MAX: no digest */
+	const struct move *moves;       /* scatter, when all is there; may be none */
+	uint32_t move_count;
+	uint32_t credit_op_id;          /* the peer's op id to write back then; UINT32_MAX: none */
+	uint32_t tag;                   /* the side's: comes back in events (which bucket) */
+};
+
+/* Which op ids (mine, as a receiver) feed which counter: receive index, or CREDIT. */
+struct op_range {
+	uint32_t first_op_id, count;    /* ascending, without overlap */
+	uint32_t receive;               /* index in receives, or OP_IS_CREDIT */
+};
+#define OP_IS_CREDIT UINT32_MAX
+
+struct engine_program {
+	const struct send *sends;       /* in the order to process; per peer this order holds */
+	uint32_t send_count;
+	const struct send_digest *digests; /* with wire_digests; else 0 */
+	uint32_t digest_count;
+	const struct receive *receives;
+	uint32_t receive_count;
+	const struct op_range *ranges;
+	uint32_t range_count;
+	uint32_t op_id_count;           /* op ids are below it */
+};
+
+/* Sizes everything that an attempt needs.  Before any attempt or between two. */
+int engine_set_program(struct engine *engine, const struct engine_program *program, struct ws_error *err);
+
+/* Begins an attempt: bitmap and counters cleared; my memory may be written from now on.  Immediates of
+ * this attempt count; of any other: ENGINE_STRAY. */
+int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err);
+/* The peer said ready for this attempt: sends to it may start. */
+void engine_peer_ready(struct engine *engine, struct engine_peer *peer);
+/* Ends the attempt here: no further post; strays are reported again as such. */
+void engine_end(struct engine *engine);
+
+enum engine_event_kind {
+	ENGINE_RECEIVE_DONE = 1, /* counter reached, digest right, scattered: receive index */
+	ENGINE_SENDS_DONE,       /* every send's ops were SENT: parameters may change as far as I am concerned */
+	ENGINE_OP_FAILED,        /* a FAILED op: peer, nic, status, op id at the receiver */
+	ENGINE_STRAY,            /* an immediate of another attempt, repeated, or unknown */
+	ENGINE_DIGEST_WRONG,     /* receive index, got, want */
+	ENGINE_NIC_LOST          /* nic, status */
+};
+
+enum stray_kind { STRAY_STALE, STRAY_DUPLICATE, STRAY_UNKNOWN, STRAY_NO_ATTEMPT };
+
+struct engine_event {
+	enum engine_event_kind kind;
+	struct engine_peer *peer;  /* where known, or NULL */
+	uint32_t nic;
+	int status;
+	uint32_t op_id;
+	enum stray_kind stray;
+	uint32_t imm;
+	uint32_t receive;
+	uint64_t got, want;
+};
+
+/* Polls NICs and the stage thread, posts what can be posted; writes up to count events.  Never
+ * blocks; returns how many events. */
+int engine_step(struct engine *engine, struct engine_event *events_out, int count);
+
+/* Waits until engine_step may have something to do, fd (or -1) or fd2 is readable, or until_ns.
+ * Spins for spin_ns after the last progress, then blocks on the NICs' fds; NICs without one are
+ * polled with short sleeps. */
+void engine_wait(struct engine *engine, int fd, int fd2, uint64_t until_ns);
+/* For a side that waits elsewhere (its link): the fds to wait for; count <= NICS_MAX + 1. */
+int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *must_poll_out);
+
+struct engine_progress {
+	uint32_t sends_done, send_count, receives_done, receive_count;
+	uint64_t bytes_sent, bytes_received;
+	uint64_t staging_high_bytes;     /* most staging in use at once */
+	uint64_t gather_ns, post_ns;     /* stage thread's time; first post to last SENT */
+	uint64_t first_imm_ns, last_imm_ns;
+};
+void engine_progress(const struct engine *engine, struct engine_progress *progress_out);
+/* A receive that isn't complete: how many ops of it are missing, and the first missing op id. */
+uint32_t engine_receive_missing(const struct engine *engine, uint32_t receive, uint32_t *first_op_id_out);
+
+#endif
