@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where members meet: the hub's end and the members' end of the control plane.
+ *
+ *   hub.c       sockets and thread of the hub: feeds progress.c, sends what it says
+ *   progress.c  pure: members x events -> actions, per replica (facts: update_model.pml)
+ *   member.c    a member's end: joins, beats, repeats what must arrive, yields events
+ *   pair.c      the frame that one sender and one receiver exchange while wiring
+ *
+ * No frame is assumed to arrive.  Frames that carry data (join, roster, pair, ready) are repeated
+ * until answered; beats, every HUB_BEAT_MS both ways, repeat state and decision, idempotently.
+ * Every frame carries the hub's incarnation: a member that has seen a newer hub refuses an older
+ * one's frames, and the hub counts only reports that name itself.
+ *
+ * The hub knows no tensor: manifests and rules are opaque bytes with digests.
+ */
+#ifndef HUB_H
+#define HUB_H
+
+#include "lib/base/base.h"
+#include "lib/link/link.h"
+
+#define HUB_BEAT_MS 100
+#define HUB_MEMBERS_MAX 4096
+#define HUB_REPLICAS_MAX 1024
+#define MEMBER_NICS_MAX 16
+
+enum member_role { ROLE_TRAINER = 1, ROLE_ROLLOUT };
+
+/* A rollout rank's state in its current attempt, in order (the spin model's). */
+enum rank_state {
+	RANK_IDLE = 0,  /* no attempt open here, or aborted */
+	RANK_READY,     /* memory may be written */
+	RANK_LANDED,    /* every byte is there, scattered, digests right */
+	RANK_PAUSED,
+	RANK_COMMITTED, /* commit received: copying, reloading */
+	RANK_LIVE,      /* reloaded, still paused */
+	RANK_RESUMED,   /* serves the version */
+	RANK_BAD        /* on_reload failed, or its memory was written when it must not be: poisoned */
+};
+
+/* The hub's word to a replica, and what the trainers see of it. */
+enum replica_word { WORD_NONE = 0, WORD_BEGIN, WORD_PAUSE, WORD_COMMIT, WORD_RESUME, WORD_ABORT };
+
+/* ------------------------------------------------------------------------------------------
+ * hub.c
+ */
+struct hub;
+
+struct hub_options {
+	const char *endpoint;         /* "tcp://127.0.0.1:7000"; port may be "*" */
+	const struct run_key *key;
+	uint32_t trainer_count;       /* the trainers' world */
+	uint32_t replica_ranks;       /* ranks of one replica */
+	uint32_t min_replicas;        /* whole replicas needed to start and to call a push done; >= 1 */
+	const void *rules;            /* opaque; copied; sent with every roster */
+	uint32_t rules_bytes;
+	bool barrier;                 /* pause no replica before all have landed */
+	uint32_t join_ms;             /* deadline for the first wiring; 0: 60 s */
+	uint32_t lost_ms;             /* silence after which a member is lost; 0: 5 s */
+	uint32_t phase_ms;            /* a rank's deadline for ready, landed.., each; 0: 60 s */
+};
+
+/* Binds and starts the hub's thread.  The incarnation is taken from the clock, so that a
+ * restarted hub's is higher. */
+int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
+/* Tells members goodbye (so that they end with "the hub closed"), stops the thread. */
+void hub_close(struct hub *hub);
+const char *hub_endpoint(const struct hub *hub);
+/* Non-zero once the hub has given the run up (join deadline, manifests that differ, ...). */
+int hub_failed(struct hub *hub, struct ws_error *err);
+
+/* ------------------------------------------------------------------------------------------
+ * member.c
+ */
+struct member;
+
+/* One line of the roster.  Index in the roster: trainers 0..T-1, then the replicas in ascending
+ * order, each by rank: the planner's member index. */
+struct roster_member {
+	enum member_role role;
+	uint32_t rank;                /* trainer rank, or rank in its replica */
+	uint32_t replica;             /* rollouts */
+	uint64_t id;                  /* the frames' member number: role, replica and rank packed */
+	uint64_t incarnation;
+	char host[64];
+	uint32_t nic_count;
+	uint64_t mbps;                /* of all its NICs */
+	bool inplace;
+};
+
+struct member_options {
+	const char *endpoint;
+	const struct run_key *key;
+	enum member_role role;
+	uint32_t rank, replica;
+	uint32_t world;               /* trainers, or ranks of a replica: must equal the hub's */
+	const char *host;             /* equal on one host: hostname and boot id */
+	uint32_t nic_count;
+	uint64_t mbps;
+	bool inplace;
+	const void *manifest;         /* JSON text of my side; borrowed until close */
+	uint32_t manifest_bytes;
+	uint64_t manifest_digest;     /* manifest_digest() */
+	uint32_t join_ms;             /* 0: 60 s */
+};
+
+enum member_event_kind {
+	MEMBER_NOTHING = 0,
+	MEMBER_ROSTER,    /* a new wiring: generation, roster, manifests, rules; peers of before must be fenced */
+	MEMBER_QUIET,     /* every trainer in the roster has closed its old sending halves for generation */
+	MEMBER_PAIR,      /* a pair frame for generation from member `from` (request or answer) */
+	MEMBER_ALL_WIRED, /* every member of the generation is wired */
+	MEMBER_READY,     /* trainers: rollout `from` is ready for attempt, with body */
+	MEMBER_WORD,      /* rollouts: the hub's word to my replica changed; trainers: BEGIN */
+	MEMBER_REPLICAS,  /* trainers: some replica's state changed; see member_replicas */
+	MEMBER_DROPPED,   /* this incarnation was dropped: text says why; rejoin makes a new one */
+	MEMBER_HUB_LOST,  /* no frame of the hub for lost_ms; it may come back */
+	MEMBER_HUB_FOUND, /* ... and it did */
+	MEMBER_OVER       /* final: refused (wrong key, manifests differ, rank taken, world differs, goodbye,
+			   * run given up): code and text; nothing follows */
+};
+
+struct member_event {
+	enum member_event_kind kind;
+	uint64_t generation, attempt, version;
+	enum replica_word word;
+	uint32_t from;                       /* index in the roster */
+	bool answer;                         /* PAIR: it answers mine */
+	const void *body;                    /* PAIR, READY: valid until the next member_step */
+	uint32_t body_bytes;
+	/* ROSTER; valid until the next ROSTER event: */
+	const struct roster_member *roster;
+	uint32_t roster_count, trainer_count, self; /* self: my index */
+	const uint32_t *replicas;            /* ids of the replicas in it, ascending */
+	uint32_t replica_count;
+	const void *trainer_manifest, *rollout_manifest, *rules;
+	uint32_t trainer_manifest_bytes, rollout_manifest_bytes, rules_bytes;
+	struct ws_error error;               /* DROPPED, OVER, HUB_LOST, WORD_ABORT: code and sentence */
+};
+
+int member_open(struct member **member_out, const struct member_options *options, struct ws_error *err);
+void member_close(struct member *member); /* says leave, lingers shortly */
+
+/* The next event; sends and repeats what is due.  Never blocks.  Call until MEMBER_NOTHING. */
+void member_step(struct member *member, struct member_event *event_out);
+/* Waits until member_step may yield something or one of fds is readable or until_ns. */
+void member_wait(struct member *member, const int *fds, int fd_count, uint64_t until_ns);
+
+/* ---- what a member says.  Kept and repeated by beats until it changes; sent at once. */
+/* My old sending halves are closed for this generation / my pairs of it are all connected. */
+void member_say_quiet(struct member *member, uint64_t generation);
+void member_say_wired(struct member *member, uint64_t generation);
+/* Trainers: I want this version pushed (0: nothing), I have joined this attempt, all my ops of it
+ * have been reported. */
+void member_say_push(struct member *member, uint64_t version, uint64_t attempt_joined,
+		     uint64_t attempt_sent, uint64_t bytes_sent);
+/* Rollouts: my state in attempt; the version that is live here (0: none); when step was last
+ * called; received bytes. */
+void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
+		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
+/* Rollouts: ready, with a body for the trainers (buffer set, renewed keys).  Repeated until each
+ * trainer's beat acknowledged it. */
+int member_say_ready(struct member *member, uint64_t attempt, const void *body, uint32_t bytes,
+		     struct ws_error *err);
+/* A pair frame to another member (index in the roster); requests are repeated until the answer
+ * came, answers whenever the request is repeated.  -ENOMEM. */
+int member_say_pair(struct member *member, uint64_t generation, uint32_t to, bool answer,
+		    const void *body, uint32_t bytes, struct ws_error *err);
+
+enum failure_kind {
+	FAILURE_OP = 1,        /* an op to `about` failed: drops its replica (a trainer: aborts) */
+	FAILURE_ATTEMPT,       /* my NIC, a count, a digest, a write nobody expected: aborts the attempt */
+	FAILURE_POISONED,      /* after commit: my replica is stopped, dropped and named */
+	FAILURE_PLAN           /* the inputs can't be planned: ends the run */
+};
+/* Kept until the hub acknowledged it.  about: index in the roster, or UINT32_MAX. */
+void member_say_failure(struct member *member, enum failure_kind kind, uint64_t attempt, uint32_t about,
+			const struct ws_error *error);
+/* After DROPPED: joins again as a new incarnation. */
+int member_rejoin(struct member *member, struct ws_error *err);
+
+/* Trainers: what the hub says of each replica in the roster; count entries at most. */
+struct replica_view {
+	uint32_t replica;
+	bool in;                     /* still in the roster */
+	enum replica_word word;
+	enum rank_state slowest;     /* of its ranks */
+	uint64_t attempt, live_version;
+	struct ws_error error;       /* why it was dropped or aborted */
+};
+uint32_t member_replicas(const struct member *member, struct replica_view *views_out, uint32_t count);
+/* The attempt in progress or last ended, and whether it is over; err says why it was aborted. */
+bool member_attempt_over(const struct member *member, uint64_t attempt, struct ws_error *err);
+
+/* ---- asking: `weightsync status`.  Connects as nobody in particular, asks, writes JSON. */
+int hub_ask_status(const char *endpoint, const struct run_key *key, uint32_t deadline_ms,
+		   struct writer *json_out, struct ws_error *err);
+
+/* ------------------------------------------------------------------------------------------
+ * pair.c: the body of a PAIR frame.  T asks, R answers; both give address and regions.
+ */
+#define BUFFER_SETS_MAX 2
+
+/* Where consecutively numbered params lie, in one buffer set: param first + i at offset + i * step
+ * of region.  Compressed over progressions. */
+struct place_row {
+	uint32_t set, first_param, param_count, region;
+	uint64_t offset;
+	int64_t step;
+};
+
+struct pair_frame {
+	uint64_t pair_digest[2];          /* T sends to R; R sends to T (0: no such pair) */
+	uint64_t plan_digest;
+	const void *address, *regions;    /* engine's encodings; borrowed */
+	uint32_t address_bytes, regions_bytes;
+	uint32_t op_id_base;              /* for the other, writing to me */
+	uint32_t receive_base;            /* the other's first counter is my receive number .. (digests) */
+	uint32_t ring_region;             /* R: where the other's slots lie */
+	uint64_t slot_offset[8];
+	uint32_t slot_count;
+	const struct place_row *rows;     /* R: only the params that T writes to */
+	uint32_t row_count;
+};
+
+int pair_encode(const struct pair_frame *pair, struct writer *out);
+/* Rows go to arena; address and regions point into bytes.  -EPROTO names what is wrong. */
+int pair_decode(struct pair_frame *pair_out, struct arena *arena, const void *bytes, size_t count,
+		struct ws_error *err);
+
+#endif
