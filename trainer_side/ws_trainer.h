@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The trainer's side of weightsync: one ws_trainer in each trainer process.
+ *
+ *	ws_trainer_open(&t, &options, &err);
+ *	for each param of mine: ws_trainer_add(t, name, &memory, &err);
+ *	ws_trainer_start(t, deadline_ms, &err);              meets the hub, plans, wires
+ *	each step: ws_trainer_push(t, version, deadline_ms, &report, &err);
+ *	ws_trainer_close(t);
+ *
+ * Threads: calls on one ws_trainer come from one thread at a time.  An I/O thread and a stage
+ * thread of weightsync's run beside it, on rank 0 (unless options.hub is set) a hub thread too.
+ * Nothing is called back on them.
+ */
+#ifndef WS_TRAINER_H
+#define WS_TRAINER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/ws_error.h"
+#include "lib/ws_memory.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ws_trainer;
+
+struct ws_trainer_options {
+	const char *hub;                /* "tcp://host:port" of the run's hub.  Rank 0 with hub_here binds it */
+	bool hub_here;                  /* rank 0: run the hub in a thread of this process */
+	const char *key_file;           /* made by `weightsync keygen`, mode 0600 */
+	uint32_t rank, world;           /* of the trainers */
+	const char *manifest;           /* JSON text of the trainer's manifest; borrowed during open */
+	size_t manifest_bytes;
+	const char *transport;          /* NULL: "fabric" */
+	const char *provider;           /* libfabric's; NULL: "tcp" */
+	const char *const *nics;        /* addresses, interfaces or devices; NULL: those of the host */
+	uint32_t nic_count;
+	uint64_t staging_bytes;         /* 0: 64 MiB; the hard watermark of what is gathered or cast */
+	/* Only read where the hub runs (hub_here): the rules of the run.  0: the default. */
+	uint64_t op_bytes;              /* 1 MiB */
+	uint64_t recv_staging_bytes;    /* 64 MiB; of each rollout's ring */
+	uint64_t run_bytes_min;         /* 64 KiB */
+	uint64_t bucket_bytes;          /* about a layer */
+	uint32_t replica_ranks;         /* ranks of one replica; needed */
+	uint32_t min_replicas;          /* 1 */
+	bool wire_digests;              /* hash every op at both ends */
+	bool barrier;                   /* no replica commits before all have landed */
+	uint32_t lost_ms, phase_ms;     /* 5 s of silence lose a member; 60 s for each phase of a rank */
+};
+
+struct ws_replica_report {
+	uint32_t replica;
+	bool live;                      /* the pushed version is live on all its ranks */
+	uint64_t live_version;          /* what it serves, as far as is known; 0: nothing */
+	char text[256];                 /* why it isn't live; empty if it is */
+};
+
+#define WS_REPORT_NICS_MAX 16
+#define WS_REPORT_REPLICAS_MAX 64
+
+/* What a push did.  Times in nanoseconds, of this rank unless said otherwise. */
+struct ws_report {
+	uint64_t version, attempt;
+	uint64_t bytes;                 /* this rank sent */
+	uint64_t staging_high_bytes;    /* most staging in use at once */
+	uint64_t total_ns;              /* the call */
+	uint64_t begin_ns;              /* until the first rollout was ready */
+	uint64_t stage_ns;              /* stage thread's time in gathering and casting, inside write_ns */
+	uint64_t exchange_ns, quantize_ns; /* 0 until quantization exists */
+	uint64_t write_ns;              /* first ready to my last op reported */
+	uint64_t landed_ns;             /* until every replica had landed */
+	uint64_t pause_ns, reload_ns;   /* all replicas: landed to paused; paused to live and resumed */
+	uint32_t nic_count;
+	uint64_t nic_bytes[WS_REPORT_NICS_MAX];
+	char nic_name[WS_REPORT_NICS_MAX][96];
+	char slowest_peer[64];          /* whose ops were reported last */
+	uint32_t replica_count;         /* entries in replicas, at most WS_REPORT_REPLICAS_MAX */
+	struct ws_replica_report replicas[WS_REPORT_REPLICAS_MAX];
+};
+
+/*
+ * Makes a side: parses the manifest, opens the NICs, starts the threads.  Doesn't meet the hub
+ * yet.  options and what it points to are borrowed during the call.  Blocks for NICs and files.
+ * -EINVAL for a manifest that can't be (the first fault is in err), -ENODEV, -EACCES for the key.
+ */
+WS_API int ws_trainer_open(struct ws_trainer **trainer_out, const struct ws_trainer_options *options,
+			   struct ws_error *err);
+
+/* NULL, half-open and started sides.  Leaves the run; rank 0 with the hub ends it for all.
+ * Returns within 3 s. */
+WS_API void ws_trainer_close(struct ws_trainer *trainer);
+
+/* How many params the manifest gives this rank, and the i-th: its name, dtype and bytes. */
+WS_API uint32_t ws_trainer_param_count(const struct ws_trainer *trainer);
+WS_API int ws_trainer_param(const struct ws_trainer *trainer, uint32_t index, const char **name_out,
+			    enum ws_dtype *dtype_out, uint64_t *bytes_out);
+
+/*
+ * Says where a param of this rank lies: contiguous, row-major, memory->bytes as the manifest
+ * says.  Borrowed until close.  Before start.  A param of 0 bytes needn't be added.
+ * -EINVAL: no such param here (the nearest name is in the sentence), another size, added twice.
+ */
+WS_API int ws_trainer_add(struct ws_trainer *trainer, const char *param, const struct ws_memory *memory,
+			  struct ws_error *err);
+
+/*
+ * Registers the params, joins the hub, waits for all trainers and min_replicas replicas, plans,
+ * checks this rank's part and wires.  Blocks until then or deadline_ms.  -ETIMEDOUT names who is
+ * missing; -EINVAL that the source doesn't cover the target, with what is missing.
+ */
+WS_API int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct ws_error *err);
+
+/*
+ * Sends the params' present bytes as the given version, and returns when every replica still in
+ * the run has it live, or deadline_ms have passed.  Blocks.  Every trainer rank calls it with the
+ * same version, which must not be below any that went live (the same one again is a new attempt,
+ * for replicas that missed it).
+ *
+ * The params must not change until it returns; ws_trainer_push_begin() lets them earlier.
+ * report may be NULL; it says which replicas are live, also when an error is returned.
+ * -ETIMEDOUT, -EIO, -ECONNRESET: no replica serves torn weights; push again.
+ */
+WS_API int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
+			   struct ws_report *report, struct ws_error *err);
+
+/* The split form: begin returns at once; released waits until the params may change (every replica
+ * still in has landed, every op of mine is reported); end waits until the version is live. */
+WS_API int ws_trainer_push_begin(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
+				 struct ws_error *err);
+WS_API int ws_trainer_push_released(struct ws_trainer *trainer, struct ws_error *err);
+WS_API int ws_trainer_push_end(struct ws_trainer *trainer, struct ws_report *report, struct ws_error *err);
+
+/* Ends whatever call is blocked in this trainer with -ECANCELED.  Async-signal-safe. */
+WS_API void ws_trainer_cancel(struct ws_trainer *trainer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
