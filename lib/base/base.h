@@ -194,14 +194,17 @@ struct json_limits {
 	size_t bytes_max;
 	uint32_t depth_max;
 	uint32_t node_count_max;
-	bool padding_is_white; /* only 0x20 \t \n \r may follow the value (always so) */
 };
 
-#define JSON_LIMITS_MANIFEST {.bytes_max = 64u << 20, .depth_max = 64, .node_count_max = 20u << 20}
+#define JSON_LIMITS_MANIFEST {.bytes_max = 64u << 20, .depth_max = 64, .node_count_max = 4u << 20}
 
 /* Parses into arena.  -EBADMSG with line and column, -ENOSPC for a limit, -ENOMEM. */
 int json_parse(struct arena *arena, const void *bytes, size_t count, const struct json_limits *limits,
 	       const struct json **json_out, struct ws_error *err);
+
+/* Lets cJSON allocate through mem_alloc, so that mem_fail_nth reaches it.  Tests only: the
+ * hooks are global in libcjson, and a program that links us may use it too. */
+void json_use_mem(bool yes);
 
 /* Lookups; NULL or the fallback where absent or of another type.  json may be NULL. */
 const struct json *json_get(const struct json *object, const char *key);
@@ -210,12 +213,14 @@ const char *json_text(const struct json *object, const char *key, const char *fa
 int64_t json_integer(const struct json *object, const char *key, int64_t fallback);
 bool json_true(const struct json *object, const char *key); /* present and true */
 
-/* Streaming output.  Commas, quoting and escapes are its business; nesting is the caller's. */
+/* Streaming output.  Commas, quoting and escapes are its business; nesting is the caller's.
+ * What isn't valid UTF-8 becomes U+FFFD, and a number that isn't finite becomes null. */
 struct json_writer {
 	struct writer *out; /* borrowed */
 	uint32_t depth;
 	bool need_comma;
 	bool pretty;        /* indent by two blanks, one member a line, short arrays on one line */
+	uint64_t broken;    /* a bit for each depth: this container has begun a second line */
 };
 
 void json_begin_object(struct json_writer *json, const char *key); /* key NULL inside an array */
@@ -225,6 +230,7 @@ void json_end_array(struct json_writer *json);
 void json_put_text(struct json_writer *json, const char *key, const char *value);
 void json_put_integer(struct json_writer *json, const char *key, int64_t value);
 void json_put_u64(struct json_writer *json, const char *key, uint64_t value);
+/* decimals -1: as many digits as it takes to read the same number back */
 void json_put_number(struct json_writer *json, const char *key, double value, int decimals);
 void json_put_bool(struct json_writer *json, const char *key, bool value);
 void json_put_null(struct json_writer *json, const char *key);
