@@ -145,25 +145,20 @@ static void copy_row(const uint8_t *src, uint8_t *dst, uint64_t count, int64_t s
 		memcpy(dst, src, (size_t)count * bytes);
 		return;
 	}
-	switch (bytes) {
-	case 1:
+	if (bytes == 1) {
 		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
 			*dst = *src;
-		return;
-	case 2:
+	} else if (bytes == 2) {
 		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
 			memcpy(dst, src, 2);
-		return;
-	case 4:
+	} else if (bytes == 4) {
 		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
 			memcpy(dst, src, 4);
-		return;
-	case 8:
+	} else {
+		assert(bytes == 8);
 		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
 			memcpy(dst, src, 8);
-		return;
 	}
-	assert(!"every dtype has 1, 2, 4 or 8 bytes");
 }
 
 static uint64_t stride_size(int64_t stride)
