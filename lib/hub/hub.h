@@ -64,7 +64,9 @@ struct hub_options {
 /* Binds and starts the hub's thread.  The incarnation is taken from the clock, so that a
  * restarted hub's is higher. */
 int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
-/* Tells members goodbye (so that they end with "the hub closed"), stops the thread. */
+/* Tells members goodbye, stops the thread.  They end with code 0, "the run ended", when the first
+ * wiring was done, no attempt is open and a trainer has left; else with -ECONNRESET.  A hub whose
+ * trainers have all left so says it at once. */
 void hub_close(struct hub *hub);
 const char *hub_endpoint(const struct hub *hub);
 /* Non-zero once the hub has given the run up (join deadline, manifests that differ, ...). */
@@ -112,7 +114,8 @@ enum member_event_kind {
 	MEMBER_PAIR,      /* a pair frame for generation from member `from` (request or answer) */
 	MEMBER_ALL_WIRED, /* every member of the generation is wired */
 	MEMBER_READY,     /* trainers: rollout `from` is ready for attempt, with body */
-	MEMBER_WORD,      /* rollouts: the hub's word to my replica changed; trainers: BEGIN */
+	MEMBER_WORD,      /* rollouts: the hub's word to my replica, once my said state allows it: BEGIN, PAUSE
+			   * (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers: BEGIN */
 	MEMBER_REPLICAS,  /* trainers: some replica's state changed; see member_replicas */
 	MEMBER_DROPPED,   /* this incarnation was dropped: text says why; rejoin makes a new one */
 	MEMBER_HUB_LOST,  /* no frame of the hub for lost_ms; it may come back */
@@ -152,7 +155,10 @@ void member_wait(struct member *member, const int *fds, int fd_count, uint64_t u
 void member_say_quiet(struct member *member, uint64_t generation);
 void member_say_wired(struct member *member, uint64_t generation);
 /* Trainers: I want this version pushed (0: nothing), I have joined this attempt, all my ops of it
- * have been reported. */
+ * have been reported.  A want begins when version changes from 0 or from another version, and is
+ * spent on the first BEGIN that follows, whichever version it has (one of another version ends in
+ * an abort that names both); so say 0 when a push has ended.  A trainer that begins to push when
+ * BEGIN is already known and that attempt isn't over says version and attempt in one call. */
 void member_say_push(struct member *member, uint64_t version, uint64_t attempt_joined,
 		     uint64_t attempt_sent, uint64_t bytes_sent);
 /* Rollouts: my state in attempt; the version that is live here (0: none); when step was last
@@ -177,7 +183,7 @@ enum failure_kind {
 /* Kept until the hub acknowledged it.  about: index in the roster, or UINT32_MAX. */
 void member_say_failure(struct member *member, enum failure_kind kind, uint64_t attempt, uint32_t about,
 			const struct ws_error *error);
-/* After DROPPED: joins again as a new incarnation. */
+/* After DROPPED: joins again as a new incarnation, with state IDLE; a roster follows. */
 int member_rejoin(struct member *member, struct ws_error *err);
 
 /* Trainers: what the hub says of each replica in the roster; count entries at most. */
@@ -190,7 +196,9 @@ struct replica_view {
 	struct ws_error error;       /* why it was dropped or aborted */
 };
 uint32_t member_replicas(const struct member *member, struct replica_view *views_out, uint32_t count);
-/* The attempt in progress or last ended, and whether it is over; err says why it was aborted. */
+/* Whether that attempt is over; err says why it was aborted, or that fewer than min_replicas went
+ * live (code 0: neither).  For an attempt that isn't over, or hasn't begun (UINT64_MAX), err says
+ * what the hub is waiting for (-EAGAIN; 0: nothing). */
 bool member_attempt_over(const struct member *member, uint64_t attempt, struct ws_error *err);
 
 /* ---- asking: `weightsync status`.  Connects as nobody in particular, asks, writes JSON. */
