@@ -243,7 +243,14 @@ void json_put_value(struct json_writer *json, const char *key, const struct json
  * One NUL is added behind.  Never blocks on a FIFO.  -ENOENT, -EACCES, -EINVAL, -ENOSPC, -EIO. */
 int file_read(const char *path, size_t bytes_max, void **bytes_out, size_t *count_out,
 	      struct ws_error *err);
+/* The same from an open file, which stays open; path is for the sentence. */
+int file_read_open(int fd, const char *path, size_t bytes_max, void **bytes_out, size_t *count_out,
+		   struct ws_error *err);
 /* Writes path.tmp, syncs, renames.  mode as in open(2). */
 int file_write(const char *path, const void *bytes, size_t count, unsigned mode, struct ws_error *err);
+/* For who keeps a file open: writes all of it; and "cannot <doing> '<path>': <why>", with the
+ * code that struct ws_error's table has for the kernel's errno. */
+int file_write_all(int fd, const char *path, const void *bytes, size_t count, struct ws_error *err);
+int file_fail(struct ws_error *err, int error, const char *doing, const char *path);
 
 #endif

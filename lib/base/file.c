@@ -42,7 +42,7 @@ static int file_code(int error)
 	return -EIO;
 }
 
-static int file_fail(struct ws_error *err, int error, const char *doing, const char *path)
+int file_fail(struct ws_error *err, int error, const char *doing, const char *path)
 {
 	return ws_fail(err, file_code(error), "cannot %s '%s': %s", doing, path, strerror(error));
 }
@@ -76,10 +76,13 @@ static int read_all(int fd, const char *path, size_t bytes_max, uint8_t **bytes,
 	}
 }
 
-static int read_open_file(int fd, const char *path, size_t bytes_max, void **bytes_out,
-			  size_t *count_out, struct ws_error *err)
+int file_read_open(int fd, const char *path, size_t bytes_max, void **bytes_out, size_t *count_out,
+		   struct ws_error *err)
 {
 	struct stat stat;
+	*bytes_out = NULL;
+	*count_out = 0;
+	bytes_max = MIN(bytes_max, SIZE_MAX / 4);
 	if (fstat(fd, &stat) != 0)
 		return file_fail(err, errno, "look at", path);
 	if (!S_ISREG(stat.st_mode))
@@ -112,13 +115,12 @@ int file_read(const char *path, size_t bytes_max, void **bytes_out, size_t *coun
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	if (fd < 0)
 		return file_fail(err, errno, "open", path);
-	int rc = read_open_file(fd, path, MIN(bytes_max, SIZE_MAX / 4), bytes_out, count_out, err);
+	int rc = file_read_open(fd, path, bytes_max, bytes_out, count_out, err);
 	close(fd);
 	return rc;
 }
 
-static int write_and_sync(int fd, const char *path, const void *bytes, size_t count,
-			  struct ws_error *err)
+int file_write_all(int fd, const char *path, const void *bytes, size_t count, struct ws_error *err)
 {
 	const uint8_t *at = bytes;
 	while (count > 0) {
@@ -130,8 +132,6 @@ static int write_and_sync(int fd, const char *path, const void *bytes, size_t co
 		at += n;
 		count -= (size_t)n;
 	}
-	if (fsync(fd) != 0)
-		return file_fail(err, errno, "write", path);
 	return 0;
 }
 
@@ -147,7 +147,9 @@ int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
 	int fd = open(tmp_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, (mode_t)mode);
 	if (fd < 0)
 		return file_fail(err, errno, "write", tmp_path);
-	int rc = write_and_sync(fd, tmp_path, bytes, count, err);
+	int rc = file_write_all(fd, tmp_path, bytes, count, err);
+	if (rc == 0 && fsync(fd) != 0)
+		rc = file_fail(err, errno, "write", tmp_path);
 	if (close(fd) != 0 && rc == 0)
 		rc = file_fail(err, errno, "write", tmp_path);
 	if (rc == 0 && rename(tmp_path, path) != 0)

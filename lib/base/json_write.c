@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void put_literal(struct json_writer *json, const char *text)
@@ -152,7 +153,9 @@ void json_put_number(struct json_writer *json, const char *key, double value, in
 	if (decimals >= 0)
 		snprintf(text, sizeof(text), "%.*f", MIN(decimals, 100), value);
 	else
-		snprintf(text, sizeof(text), "%.17g", value);
+		for (int digits = 15; digits == 15 || (digits <= 17 && strtod(text, NULL) != value);
+		     digits++)
+			snprintf(text, sizeof(text), "%.*g", digits, value);
 	put_decimal(json, text);
 }
 

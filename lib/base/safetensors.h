@@ -13,10 +13,20 @@
 
 #define TENSOR_DIM_MAX 8
 
+/* The first is the format's, and here also of all headers of a checkpoint together; the others
+ * keep the memory of a hostile one below 256 MB.  Beyond a limit: -ENOSPC. */
+#define ST_HEADER_BYTES_MAX      100000000
+#define ST_TENSOR_COUNT_MAX      524288  /* of one checkpoint */
+#define ST_TENSOR_TEXT_BYTES_MAX 1000000 /* one tensor's JSON */
+#define ST_TENSOR_NODE_COUNT_MAX 4096
+#define ST_METADATA_COUNT_MAX    65536
+#define ST_INDEX_BYTES_MAX       64000000
+#define ST_FILE_COUNT_MAX        4096
+
 struct st_tensor {
 	const char *name;       /* in the checkpoint's arena */
 	enum ws_dtype dtype;    /* WS_NONE for a dtype weightsync can't move (sub-byte, complex) */
-	const char *dtype_name; /* as the file spells it */
+	const char *dtype_name; /* as the file spells it; static */
 	uint32_t dim_count;
 	uint64_t dim[TENSOR_DIM_MAX];
 	uint32_t file_index;
@@ -42,10 +52,10 @@ struct checkpoint {
 };
 
 /*
- * Opens path: a .safetensors file, a model.safetensors.index.json, or a folder that holds
- * either an index or any number of *.safetensors files.  Reads headers only.  -EBADMSG names
+ * Opens path: a .safetensors file, an index (.json), or a folder that holds either
+ * an index or any number of *.safetensors files.  Reads headers only.  -EBADMSG names
  * file, tensor and rule; -EINVAL refuses names in the index that leave the folder, and
- * anything that isn't a regular file.  Memory: below 3 times the headers.
+ * anything that isn't a regular file; -ENOSPC names the limit.  On failure nothing stays open.
  */
 int checkpoint_open(struct checkpoint *checkpoint, const char *path, struct ws_error *err);
 void checkpoint_close(struct checkpoint *checkpoint); /* also half-open or zeroed */
@@ -63,9 +73,16 @@ int checkpoint_read(const struct checkpoint *checkpoint, const struct st_tensor 
 int st_parse_header(struct arena *arena, const void *header, size_t count, uint64_t data_bytes,
 		    struct st_tensor **tensors_out, uint32_t *count_out, struct ws_error *err);
 
+/* Bits of a tensor with a known dtype_name; -EBADMSG where they overflow 64 bits. */
+int st_tensor_bits(const struct st_tensor *tensor, uint64_t *bits_out, struct ws_error *err);
+
+/* A dtype's spelling in a header ("BF16"); NULL for WS_NONE. */
+const char *st_dtype_name(enum ws_dtype dtype);
+
 /*
- * Writing: begin with every tensor's name, dtype and shape, then its data in that order, in
- * any pieces, then end (temp file, fsync, rename).  close without end leaves nothing behind.
+ * Writing: begin with every tensor's name, dtype and shape (nothing else is read), then its
+ * data in that order, in any pieces, then end (temp file, fsync, rename).  close without end
+ * leaves nothing behind.  Any other process that writes the same path has the same temp file.
  */
 struct st_writer {
 	char *path, *tmp_path; /* owned */
