@@ -8,7 +8,8 @@
  * Only clients that hold the run's key file get past the ZAP handler; CURVE alone would let
  * anybody in.  A socket monitor tells a wrong key (handshake failed) from a dead hub.
  *
- * Threads: a link belongs to one thread.  zmq_wait_fd may be polled by it.
+ * Threads: a link belongs to one thread, which calls link_receive or link_wait often: they also
+ * let members in and dial again.
  */
 #ifndef LINK_H
 #define LINK_H

@@ -1,0 +1,889 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lib/link over real sockets on 127.0.0.1: frames, keys, refusals, what strangers may send, and
+ * what a member learns when its hub goes.  One thread turns both ends.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zmq.h>
+
+#include "lib/link/link.h"
+#include "lib/link/link_frame.h"
+#include "tests/test.h"
+
+#define PATIENCE_MS    30000
+#define STRANGER_COUNT 200
+
+/* One end and what it has seen. */
+struct end {
+	struct link *link;
+	uint32_t frames, connected, disconnected, refused, malformed;
+	struct frame frame; /* the last; its body only until the next turn */
+	struct ws_error err;
+};
+
+static struct run_key key;
+
+static void setup(void)
+{
+	struct ws_error err = {0};
+
+	ck_ok(run_key_make(&key, &err), err);
+}
+
+static void turn(struct end *end)
+{
+	struct frame frame;
+
+	if (end->link == NULL)
+		return;
+	switch (link_receive(end->link, &frame, &end->err)) {
+	case LINK_NOTHING:
+		break;
+	case LINK_FRAME:
+		end->frames++;
+		end->frame = frame;
+		break;
+	case LINK_CONNECTED:
+		end->connected++;
+		break;
+	case LINK_DISCONNECTED:
+		end->disconnected++;
+		break;
+	case LINK_REFUSED:
+		end->refused++;
+		break;
+	case LINK_MALFORMED:
+		end->malformed++;
+		break;
+	}
+	link_wait(end->link, -1, clock_ns() + 1000000);
+}
+
+/* Turns both ends until the condition holds. */
+#define turn_until(a, b, condition)                                                         \
+	do {                                                                                \
+		uint64_t turn_deadline = deadline_in_ms(PATIENCE_MS);                       \
+		while (!(condition)) {                                                      \
+			ck_assert_msg(clock_ns() < turn_deadline, "never: %s", #condition); \
+			turn(a);                                                            \
+			turn(b);                                                            \
+		}                                                                           \
+	} while (0)
+
+static void turn_for_ms(struct end *a, struct end *b, uint64_t ms)
+{
+	uint64_t until = deadline_in_ms(ms);
+
+	while (clock_ns() < until) {
+		turn(a);
+		turn(b);
+	}
+}
+
+static void listen_here(struct end *hub)
+{
+	struct ws_error err = {0};
+
+	ck_ok(link_listen(&hub->link, "tcp://127.0.0.1:*", &key, &err), err);
+}
+
+static void dial_to(struct end *member, const struct end *hub, const struct run_key *with)
+{
+	struct ws_error err = {0};
+
+	ck_ok(link_dial(&member->link, link_endpoint(hub->link), with, &err), err);
+}
+
+/* A hub and a connected member. */
+static void meet(struct end *hub, struct end *member)
+{
+	listen_here(hub);
+	dial_to(member, hub, &key);
+	turn_until(hub, member, member->connected == 1);
+}
+
+static void part(struct end *hub, struct end *member)
+{
+	link_close(member->link);
+	link_close(hub->link);
+}
+
+static void send_now(struct end *from, struct end *to, const struct frame *frame)
+{
+	struct ws_error err = {0};
+	uint32_t before = to->frames;
+	int rc = -EAGAIN;
+
+	turn_until(from, to, (rc = link_send(from->link, frame, &err)) != -EAGAIN);
+	ck_ok(rc, err);
+	turn_until(from, to, to->frames == before + 1);
+}
+
+/* A member's frame so that the hub has a route back. */
+static uint64_t route_of(struct end *hub, struct end *member)
+{
+	struct frame hello = {.kind = 1};
+
+	send_now(member, hub, &hello);
+	return hub->frame.route;
+}
+
+/* ---- frames */
+
+static const uint32_t body_sizes[] = {0, 1, 7, 33, 4096, 1u << 20};
+
+START_TEST(a_body_of_any_size_arrives_whole_both_ways)
+{
+	struct end hub = {0}, member = {0};
+	uint32_t count = body_sizes[_i];
+	uint8_t *body = malloc(count + 1);
+
+	for (uint32_t i = 0; i < count; i++)
+		body[i] = (uint8_t)mix64(i);
+	struct frame sent = {.kind = 7,
+			     .hub_incarnation = 0x1122334455667788,
+			     .member = 3,
+			     .incarnation = UINT64_MAX,
+			     .body = body,
+			     .body_bytes = count};
+	meet(&hub, &member);
+	send_now(&member, &hub, &sent);
+	ck_assert_uint_eq(hub.frame.kind, 7);
+	ck_assert_uint_eq(hub.frame.hub_incarnation, 0x1122334455667788);
+	ck_assert_uint_eq(hub.frame.member, 3);
+	ck_assert_uint_eq(hub.frame.incarnation, UINT64_MAX);
+	ck_assert_uint_eq(hub.frame.sequence, 1);
+	ck_assert_uint_eq(hub.frame.body_bytes, count);
+	ck_assert_mem_eq(hub.frame.body, body, count);
+	ck_assert_uint_ne(hub.frame.route, 0);
+	sent.route = hub.frame.route;
+	sent.kind = 8;
+	send_now(&hub, &member, &sent);
+	send_now(&hub, &member, &sent);
+	ck_assert_uint_eq(member.frame.kind, 8);
+	ck_assert_uint_eq(member.frame.sequence, 2);
+	ck_assert_uint_eq(member.frame.body_bytes, count);
+	ck_assert_mem_eq(member.frame.body, body, count);
+	part(&hub, &member);
+	free(body);
+}
+END_TEST
+
+START_TEST(frames_of_one_member_keep_their_order)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	uint32_t sent = 0;
+
+	meet(&hub, &member);
+	for (uint64_t last = 0; last < 500;) {
+		struct frame frame = {.kind = 1, .member = sent + 1};
+		if (sent < 500 && link_send(member.link, &frame, &err) == 0)
+			sent++;
+		uint32_t before = hub.frames;
+		turn(&hub);
+		if (hub.frames == before)
+			continue;
+		ck_assert_uint_eq(hub.frame.member, last + 1);
+		ck_assert_uint_eq(hub.frame.sequence, last + 1);
+		last++;
+	}
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_body_over_the_limit_is_not_sent)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	struct frame frame = {.kind = 1, .body = &err, .body_bytes = LINK_BODY_BYTES_MAX + 1};
+
+	meet(&hub, &member);
+	ck_fails(link_send(member.link, &frame, &err), -ENOSPC, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "67108865"));
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_member_that_is_not_connected_says_so)
+{
+	struct end member = {0};
+	struct ws_error err = {0};
+	struct frame frame = {.kind = 1};
+
+	ck_ok(link_dial(&member.link, "tcp://127.0.0.1:9", &key, &err), err);
+	ck_fails(link_send(member.link, &frame, &err), -EAGAIN, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "not connected"));
+	link_close(member.link);
+}
+END_TEST
+
+START_TEST(a_full_queue_says_eagain_and_loses_nothing)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	uint8_t *body = calloc(1, 65536);
+	uint32_t taken = 0;
+	int rc = 0;
+
+	meet(&hub, &member);
+	/* The hub doesn't read: buffers fill, then the queues. */
+	while (taken < 100000 && rc == 0) {
+		struct frame frame = {.kind = 1, .body = body, .body_bytes = 65536};
+		rc = link_send(member.link, &frame, &err);
+		taken += rc == 0;
+	}
+	ck_assert_int_eq(rc, -EAGAIN);
+	turn_until(&hub, &member, hub.frames == taken);
+	ck_assert_uint_eq(hub.frame.sequence, taken);
+	part(&hub, &member);
+	free(body);
+}
+END_TEST
+
+START_TEST(a_route_that_is_gone_is_an_error)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	struct frame frame = {.kind = 1};
+	int rc = 0;
+
+	meet(&hub, &member);
+	frame.route = route_of(&hub, &member);
+	link_close(member.link);
+	member.link = NULL;
+	turn_until(&hub, &member, (rc = link_send(hub.link, &frame, &err)) != 0);
+	ck_assert_int_eq(rc, -ECONNRESET);
+	frame.route = 12345;
+	ck_fails(link_send(hub.link, &frame, &err), -ECONNRESET, err);
+	link_close(hub.link);
+}
+END_TEST
+
+START_TEST(the_wait_ends_by_another_descriptor_and_by_its_deadline)
+{
+	struct end hub = {0};
+	int pipes[2];
+
+	ck_assert_int_eq(pipe(pipes), 0);
+	listen_here(&hub);
+	uint64_t begin = clock_ns();
+	link_wait(hub.link, pipes[0], begin + 50000000);
+	ck_assert_uint_ge(clock_ns() - begin, 50000000);
+	ck_assert_int_eq((int)write(pipes[1], "x", 1), 1);
+	begin = clock_ns();
+	link_wait(hub.link, pipes[0], begin + UINT64_C(60000000000));
+	ck_assert_uint_lt(clock_ns() - begin, UINT64_C(30000000000));
+	link_close(hub.link);
+	close(pipes[0]);
+	close(pipes[1]);
+}
+END_TEST
+
+START_TEST(an_address_that_cannot_be_bound_is_named)
+{
+	struct end hub = {0};
+	struct link *other = NULL;
+	struct ws_error err = {0};
+
+	ck_fails(link_listen(&other, "127.0.0.1:7000", &key, &err), -EINVAL, err);
+	ck_fails(link_listen(&other, "tcp://*:7000", &key, &err), -EINVAL, err);
+	ck_fails(link_dial(&other, "tcp://127.0.0.1:port", &key, &err), -EINVAL, err);
+	listen_here(&hub);
+	ck_assert_ptr_null(strchr(link_endpoint(hub.link), '*'));
+	ck_fails(link_listen(&other, link_endpoint(hub.link), &key, &err), -EADDRINUSE, err);
+	ck_assert_ptr_nonnull(strstr(err.text, link_endpoint(hub.link)));
+	ck_assert_ptr_null(other);
+	link_close(hub.link);
+	link_close(NULL);
+}
+END_TEST
+
+/* ---- keys at the door */
+
+/* Which keys of another run the member holds. */
+enum wrong { WRONG_MEMBER, WRONG_HUB, WRONG_BOTH, WRONG_COUNT };
+
+static struct run_key wrong_key(int which)
+{
+	struct ws_error err = {0};
+	struct run_key other, mixed = key;
+
+	ck_ok(run_key_make(&other, &err), err);
+	if (which != WRONG_HUB) {
+		memcpy(mixed.member_public, other.member_public, 41);
+		memcpy(mixed.member_secret, other.member_secret, 41);
+	}
+	if (which != WRONG_MEMBER)
+		memcpy(mixed.hub_public, other.hub_public, 41);
+	return mixed;
+}
+
+START_TEST(a_wrong_key_is_refused_and_no_frame_passes)
+{
+	struct end hub = {0}, member = {0};
+	struct run_key mixed = wrong_key(_i);
+	struct ws_error err = {0};
+	struct frame frame = {.kind = 1};
+
+	listen_here(&hub);
+	dial_to(&member, &hub, &mixed);
+	turn_until(&hub, &member, member.refused > 0 && hub.refused > 0);
+	ck_assert_ptr_nonnull(strstr(member.err.text, "key"));
+	ck_assert_int_eq(member.err.code, -EACCES);
+	ck_assert_ptr_nonnull(strstr(hub.err.text, "wrong key"));
+	if (_i == WRONG_MEMBER)
+		ck_assert_ptr_nonnull(strstr(hub.err.text, "from 127.0.0.1"));
+	ck_fails(link_send(member.link, &frame, &err), -EAGAIN, err);
+	turn_for_ms(&hub, &member, 300);
+	ck_assert_uint_eq(hub.frames, 0);
+	ck_assert_uint_eq(member.connected, 0);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(refusals_are_reported_at_most_once_a_second)
+{
+	struct end hub = {0}, members[8] = {0}, none = {0};
+	uint64_t begin = clock_ns();
+
+	listen_here(&hub);
+	for (int i = 0; i < 8; i++) {
+		struct run_key mixed = wrong_key(WRONG_MEMBER);
+		dial_to(&members[i], &hub, &mixed);
+	}
+	for (int i = 0; i < 8; i++)
+		turn_until(&hub, &members[i], members[i].refused > 0);
+	turn_until(&hub, &none, hub.refused > 0);
+	ck_assert_uint_le(hub.refused, 1 + (clock_ns() - begin) / 1000000000);
+	for (int i = 0; i < 8; i++)
+		link_close(members[i].link);
+	link_close(hub.link);
+}
+END_TEST
+
+START_TEST(a_refused_member_does_not_disturb_a_real_one)
+{
+	struct end hub = {0}, member = {0}, stranger = {0};
+	struct run_key mixed = wrong_key(WRONG_BOTH);
+
+	meet(&hub, &member);
+	dial_to(&stranger, &hub, &mixed);
+	turn_until(&hub, &stranger, stranger.refused > 1);
+	route_of(&hub, &member);
+	ck_assert_uint_eq(member.disconnected, 0);
+	link_close(stranger.link);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_dead_hub_is_not_a_wrong_key)
+{
+	struct end hub = {0}, member = {0};
+
+	listen_here(&hub);
+	dial_to(&member, &hub, &key);
+	link_close(hub.link);
+	hub.link = NULL;
+	turn_for_ms(&member, &hub, 1500);
+	ck_assert_uint_eq(member.refused, 0);
+	ck_assert_uint_eq(member.connected, 0);
+	link_close(member.link);
+}
+END_TEST
+
+START_TEST(a_member_outlives_its_hub_and_is_told)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	char endpoint[256];
+
+	meet(&hub, &member);
+	route_of(&hub, &member);
+	snprintf(endpoint, sizeof(endpoint), "%s", link_endpoint(hub.link));
+	link_close(hub.link);
+	hub.link = NULL;
+	turn_until(&member, &hub, member.disconnected == 1);
+	turn_for_ms(&member, &hub, 300);
+	ck_ok(link_listen(&hub.link, endpoint, &key, &err), err);
+	turn_until(&member, &hub, member.connected == 2);
+	hub.frames = 0;
+	route_of(&hub, &member);
+	ck_assert_uint_eq(hub.frame.sequence, 2);
+	ck_assert_uint_eq(member.refused, 0);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(the_last_frames_of_a_hub_come_before_its_end)
+{
+	struct end hub = {0}, member = {0};
+	struct ws_error err = {0};
+	struct frame frame = {.kind = 9};
+
+	meet(&hub, &member);
+	frame.route = route_of(&hub, &member);
+	for (int i = 0; i < 10; i++)
+		ck_ok(link_send(hub.link, &frame, &err), err);
+	link_close(hub.link);
+	hub.link = NULL;
+	turn_until(&member, &hub, member.disconnected == 1);
+	ck_assert_uint_eq(member.frames, 10);
+	link_close(member.link);
+}
+END_TEST
+
+/* ---- strangers */
+
+static int raw_connect(const struct end *hub)
+{
+	struct sockaddr_in to = {.sin_family = AF_INET};
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	to.sin_port = htons((uint16_t)atoi(strrchr(link_endpoint(hub->link), ':') + 1));
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+	return fd;
+}
+
+/* What strangers say: nothing, HTTP, noise, a CURVE client's greeting and no more, the same and a
+ * command of absurd length, the greeting of a client without encryption. */
+static void raw_send(int fd, int which)
+{
+	static const char http[] = "GET / HTTP/1.1\r\nHost: hub\r\n\r\n";
+	uint8_t greeting[64] = {0xff, [9] = 0x7f, 3, 0, 'C', 'U', 'R', 'V', 'E'};
+	uint8_t absurd[9] = {0x06, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff};
+	uint8_t noise[512];
+	struct ws_error err;
+
+	if (which == 1)
+		(void)!send(fd, http, sizeof(http) - 1, MSG_NOSIGNAL);
+	if (which == 2 && random_bytes(noise, sizeof(noise), &err) == 0)
+		(void)!send(fd, noise, sizeof(noise), MSG_NOSIGNAL);
+	if (which == 5)
+		memcpy(&greeting[12], "NULL\0", 5);
+	if (which >= 3)
+		(void)!send(fd, greeting, sizeof(greeting), MSG_NOSIGNAL);
+	if (which == 4)
+		(void)!send(fd, absurd, sizeof(absurd), MSG_NOSIGNAL);
+}
+
+START_TEST(raw_connections_do_not_keep_members_out)
+{
+	struct end hub = {0}, member = {0};
+	int fds[STRANGER_COUNT];
+
+	listen_here(&hub);
+	for (int i = 0; i < STRANGER_COUNT; i++) {
+		fds[i] = raw_connect(&hub);
+		raw_send(fds[i], _i == 6 ? i % 6 : _i);
+	}
+	dial_to(&member, &hub, &key);
+	turn_until(&hub, &member, member.connected == 1);
+	route_of(&hub, &member);
+	ck_assert_uint_eq(hub.frames, 1);
+	ck_assert_uint_eq(hub.malformed, 0);
+	for (int i = 0; i < STRANGER_COUNT; i++)
+		close(fds[i]);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_silent_connection_is_hung_up_on)
+{
+	struct end hub = {0}, none = {0};
+	char byte[64];
+	ssize_t got = 1;
+
+	listen_here(&hub);
+	int fd = raw_connect(&hub);
+	raw_send(fd, _i == 0 ? 0 : 3); /* nothing at all, or a greeting and no more */
+	ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+	turn_until(&hub, &none,
+		   (got = recv(fd, byte, sizeof(byte), 0)) == 0 ||
+			   (got < 0 && errno == ECONNRESET));
+	close(fd);
+	link_close(hub.link);
+}
+END_TEST
+
+/* A ZeroMQ client of our own, outside of lib/link. */
+struct raw {
+	void *context, *socket;
+};
+
+static struct raw raw_open(const struct end *hub, bool curve, const char *name)
+{
+	struct raw raw = {.context = zmq_ctx_new()};
+	int zero = 0;
+
+	raw.socket = zmq_socket(raw.context, ZMQ_DEALER);
+	zmq_setsockopt(raw.socket, ZMQ_LINGER, &zero, sizeof(zero));
+	if (curve) {
+		zmq_setsockopt(raw.socket, ZMQ_CURVE_SERVERKEY, key.hub_public, 41);
+		zmq_setsockopt(raw.socket, ZMQ_CURVE_PUBLICKEY, key.member_public, 41);
+		zmq_setsockopt(raw.socket, ZMQ_CURVE_SECRETKEY, key.member_secret, 41);
+	}
+	if (name != NULL)
+		zmq_setsockopt(raw.socket, ZMQ_ROUTING_ID, name, strlen(name));
+	ck_assert_int_eq(zmq_connect(raw.socket, link_endpoint(hub->link)), 0);
+	return raw;
+}
+
+static void raw_close(struct raw *raw)
+{
+	zmq_close(raw->socket);
+	zmq_ctx_term(raw->context);
+}
+
+START_TEST(a_client_without_encryption_gets_nothing_in)
+{
+	struct end hub = {0}, member = {0};
+
+	meet(&hub, &member);
+	struct raw raw = raw_open(&hub, false, NULL);
+	for (int i = 0; i < 10; i++)
+		zmq_send(raw.socket, "x", 1, ZMQ_DONTWAIT);
+	/* ZeroMQ's client may hang up before the hub has looked; this one waits. */
+	int fd = raw_connect(&hub);
+	raw_send(fd, 5);
+	turn_until(&hub, &member, hub.refused > 0);
+	ck_assert_ptr_nonnull(strstr(hub.err.text, "without encryption"));
+	turn_for_ms(&hub, &member, 200);
+	route_of(&hub, &member);
+	ck_assert_uint_eq(hub.frames, 1);
+	ck_assert_uint_eq(hub.malformed, 0);
+	close(fd);
+	raw_close(&raw);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_listener_without_encryption_refuses_a_member)
+{
+	struct end member = {0}, none = {0};
+	struct ws_error err = {0};
+	char endpoint[256];
+	size_t room = sizeof(endpoint);
+	void *context = zmq_ctx_new();
+	void *socket = zmq_socket(context, ZMQ_ROUTER);
+
+	ck_assert_int_eq(zmq_bind(socket, "tcp://127.0.0.1:*"), 0);
+	ck_assert_int_eq(zmq_getsockopt(socket, ZMQ_LAST_ENDPOINT, endpoint, &room), 0);
+	ck_ok(link_dial(&member.link, endpoint, &key, &err), err);
+	turn_until(&member, &none, member.refused > 0);
+	link_close(member.link);
+	zmq_close(socket);
+	zmq_ctx_term(context);
+}
+END_TEST
+
+/* Every way to break a good frame of 3 body bytes that the header can show. */
+static size_t broken_frame(uint8_t *bytes, int which)
+{
+	struct frame frame = {.kind = 5, .body_bytes = 3};
+	uint64_t run = strtoull(key.run_id, NULL, 16);
+	size_t count = FRAME_HEADER_BYTES + 3;
+
+	memset(bytes, 'b', 4096);
+	link_encode(bytes, &frame, which == 0 ? run + 1 : run);
+	switch (which) {
+	case 1:
+		bytes[0] ^= 1; /* magic */
+		break;
+	case 2:
+		bytes[4] ^= 1; /* version */
+		break;
+	case 3:
+		bytes[6] = 0; /* kind */
+		break;
+	case 4:
+		bytes[52] = 1; /* reserved */
+		break;
+	case 5:
+		bytes[51] = 0xff; /* a body of 4 GiB */
+		break;
+	case 6:
+		return count - 1;
+	case 7:
+		return count + 1;
+	case 8:
+		return FRAME_HEADER_BYTES - 1;
+	case 9:
+		return 0;
+	case 10:
+		memset(bytes, 0xa5, 4096);
+		return 4096;
+	default:
+		break;
+	}
+	return count;
+}
+
+START_TEST(a_broken_frame_is_dropped_and_named)
+{
+	struct end hub = {0}, member = {0};
+	uint8_t bytes[4096];
+	size_t count = broken_frame(bytes, _i);
+	uint64_t run = strtoull(key.run_id, NULL, 16);
+	struct ws_error err = {0};
+	struct frame frame;
+
+	ck_fails(link_decode(&frame, bytes, count, run, &err), -EBADMSG, err);
+	meet(&hub, &member);
+	struct raw raw = raw_open(&hub, true, NULL);
+	ck_assert_int_ge(zmq_send(raw.socket, bytes, count, 0), 0);
+	turn_until(&hub, &member, hub.malformed == 1);
+	ck_assert_ptr_nonnull(strstr(hub.err.text, "127.0.0.1"));
+	ck_assert_ptr_nonnull(strstr(hub.err.text, err.text));
+	route_of(&hub, &member);
+	ck_assert_uint_eq(hub.frames, 1);
+	raw_close(&raw);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(parts_and_chosen_names_are_malformed)
+{
+	struct end hub = {0}, member = {0};
+	struct frame frame = {.kind = 5};
+	uint8_t header[FRAME_HEADER_BYTES];
+
+	link_encode(header, &frame, strtoull(key.run_id, NULL, 16));
+	meet(&hub, &member);
+	struct raw many = raw_open(&hub, true, NULL), named = raw_open(&hub, true, "rank0");
+	for (int i = 0; i < 40; i++)
+		zmq_send(many.socket, header, sizeof(header), i < 39 ? ZMQ_SNDMORE : 0);
+	zmq_send(named.socket, header, sizeof(header), 0);
+	turn_until(&hub, &member, hub.malformed == 2);
+	/* Afterwards a whole frame by the same client is one. */
+	zmq_send(many.socket, header, sizeof(header), 0);
+	turn_until(&hub, &member, hub.frames == 1);
+	ck_assert_uint_eq(hub.frame.kind, 5);
+	raw_close(&many);
+	raw_close(&named);
+	part(&hub, &member);
+}
+END_TEST
+
+START_TEST(a_message_over_the_limit_ends_only_its_connection)
+{
+	struct end hub = {0}, member = {0};
+	size_t count = (size_t)LINK_BODY_BYTES_MAX + 1000;
+	uint8_t *bytes = calloc(1, count);
+
+	meet(&hub, &member);
+	struct raw raw = raw_open(&hub, true, NULL);
+	zmq_send(raw.socket, bytes, count, 0);
+	turn_for_ms(&hub, &member, 500);
+	route_of(&hub, &member);
+	ck_assert_uint_eq(hub.frames, 1);
+	ck_assert_uint_eq(hub.malformed, 0);
+	ck_assert_uint_eq(member.disconnected, 0);
+	raw_close(&raw);
+	part(&hub, &member);
+	free(bytes);
+}
+END_TEST
+
+/* ---- the key file */
+
+static char folder[64], path[128];
+
+static void folder_setup(void)
+{
+	setup();
+	snprintf(folder, sizeof(folder), "/tmp/ws-link-XXXXXX");
+	ck_assert_ptr_nonnull(mkdtemp(folder));
+	snprintf(path, sizeof(path), "%s/key", folder);
+}
+
+static void folder_teardown(void)
+{
+	unlink(path);
+	rmdir(folder);
+}
+
+START_TEST(a_key_file_reads_back_and_is_private)
+{
+	struct ws_error err = {0};
+	struct run_key back;
+	struct stat status;
+
+	umask(0277); /* the mode doesn't depend on it */
+	ck_ok(run_key_write(&key, path, &err), err);
+	ck_assert_int_eq(stat(path, &status), 0);
+	ck_assert_uint_eq(status.st_mode & 07777, 0600);
+	ck_ok(run_key_read(&back, path, &err), err);
+	ck_assert_str_eq(back.hub_public, key.hub_public);
+	ck_assert_str_eq(back.hub_secret, key.hub_secret);
+	ck_assert_str_eq(back.member_public, key.member_public);
+	ck_assert_str_eq(back.member_secret, key.member_secret);
+	ck_assert_str_eq(back.run_id, key.run_id);
+	ck_fails(run_key_write(&key, path, &err), -EEXIST, err);
+	run_key_wipe(&back);
+	for (size_t i = 0; i < sizeof(back); i++)
+		ck_assert_uint_eq(((uint8_t *)&back)[i], 0);
+}
+END_TEST
+
+START_TEST(a_key_file_that_others_may_read_is_refused)
+{
+	static const mode_t modes[] = {0640, 0604, 0620, 0602, 0610, 0601};
+	struct ws_error err = {0};
+	struct run_key back;
+
+	ck_ok(run_key_write(&key, path, &err), err);
+	ck_assert_int_eq(chmod(path, modes[_i]), 0);
+	ck_fails(run_key_read(&back, path, &err), -EACCES, err);
+	ck_assert_ptr_nonnull(strstr(err.text, path));
+	ck_assert_ptr_nonnull(strstr(err.text, "chmod 600"));
+	ck_assert_int_eq(chmod(path, 0400), 0);
+	ck_ok(run_key_read(&back, path, &err), err);
+}
+END_TEST
+
+/* Any byte that isn't text, the last one missing, one too many. */
+START_TEST(a_damaged_key_file_is_not_one)
+{
+	struct ws_error err = {0};
+	struct run_key back;
+	char text[600];
+
+	ck_ok(run_key_write(&key, path, &err), err);
+	FILE *file = fopen(path, "r+");
+	size_t count = fread(text, 1, sizeof(text), file);
+	ck_assert_uint_gt(count, 200);
+	for (size_t i = 0; i < count + 2; i++) {
+		char copy[600];
+		size_t bytes = count;
+		memcpy(copy, text, sizeof(copy));
+		if (i < count)
+			copy[i] = (char)(copy[i] ^ 0x80);
+		else if (i == count)
+			bytes--;
+		else
+			copy[bytes++] = '\n';
+		rewind(file);
+		ck_assert_int_eq(ftruncate(fileno(file), 0), 0);
+		ck_assert_uint_eq(fwrite(copy, 1, bytes, file), bytes);
+		fflush(file);
+		ck_fails(run_key_read(&back, path, &err), -EBADMSG, err);
+	}
+	fclose(file);
+}
+END_TEST
+
+START_TEST(keys_that_do_not_belong_together_are_a_damaged_file)
+{
+	struct ws_error err = {0};
+	struct run_key back, mixed = wrong_key(WRONG_HUB);
+
+	ck_ok(run_key_write(&mixed, path, &err), err);
+	ck_fails(run_key_read(&back, path, &err), -EBADMSG, err);
+	ck_fails(run_key_read(&back, folder, &err), -EBADMSG, err);
+	ck_fails(run_key_read(&back, "/nonexistent/key", &err), -ENOENT, err);
+	ck_fails(run_key_write(&key, "/nonexistent/key", &err), -ENOENT, err);
+}
+END_TEST
+
+/* ---- memory */
+
+START_TEST(a_failed_allocation_is_enomem_without_a_leak)
+{
+	struct ws_error err = {0};
+	struct link *link = NULL;
+	uint64_t before = mem_live_count();
+	int rc = -ENOMEM;
+	int64_t n = 0;
+
+	for (; rc != 0 && n < 10; n++) {
+		mem_fail_nth(n);
+		rc = _i == 0 ? link_listen(&link, "tcp://127.0.0.1:*", &key, &err)
+			     : link_dial(&link, "tcp://127.0.0.1:9", &key, &err);
+		if (rc != 0) {
+			ck_assert_int_eq(rc, -ENOMEM);
+			ck_assert_int_eq(err.code, -ENOMEM);
+			ck_assert_ptr_null(link);
+			ck_assert_uint_eq(mem_live_count(), before);
+		}
+	}
+	mem_fail_nth(-1);
+	ck_assert_int_gt(n, 1); /* at least one did fail */
+	ck_assert_int_eq(rc, 0);
+	link_close(link);
+	ck_assert_uint_eq(mem_live_count(), before);
+}
+END_TEST
+
+START_TEST(after_open_nothing_is_allocated)
+{
+	struct end hub = {0}, member = {0};
+
+	meet(&hub, &member);
+	uint64_t count = mem_alloc_count();
+	struct frame frame = {.kind = 1, .body = &hub, .body_bytes = sizeof(hub)};
+	for (int i = 0; i < 20; i++)
+		send_now(&member, &hub, &frame);
+	ck_assert_uint_eq(mem_alloc_count(), count);
+	part(&hub, &member);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *suite = suite_create("link");
+	TCase *frames = tcase_create("frames"), *door = tcase_create("door");
+	TCase *file = tcase_create("file"), *memory = tcase_create("memory");
+
+	tcase_add_checked_fixture(frames, setup, NULL);
+	tcase_set_timeout(frames, 60);
+	tcase_add_loop_test(frames, a_body_of_any_size_arrives_whole_both_ways, 0,
+			    (int)ARRAY_SIZE(body_sizes));
+	tcase_add_test(frames, frames_of_one_member_keep_their_order);
+	tcase_add_test(frames, a_body_over_the_limit_is_not_sent);
+	tcase_add_test(frames, a_member_that_is_not_connected_says_so);
+	tcase_add_test(frames, a_full_queue_says_eagain_and_loses_nothing);
+	tcase_add_test(frames, a_route_that_is_gone_is_an_error);
+	tcase_add_test(frames, the_wait_ends_by_another_descriptor_and_by_its_deadline);
+	tcase_add_test(frames, an_address_that_cannot_be_bound_is_named);
+	suite_add_tcase(suite, frames);
+	tcase_add_checked_fixture(door, setup, NULL);
+	tcase_set_timeout(door, 60);
+	tcase_add_loop_test(door, a_wrong_key_is_refused_and_no_frame_passes, 0, WRONG_COUNT);
+	tcase_add_test(door, refusals_are_reported_at_most_once_a_second);
+	tcase_add_test(door, a_refused_member_does_not_disturb_a_real_one);
+	tcase_add_test(door, a_dead_hub_is_not_a_wrong_key);
+	tcase_add_test(door, a_member_outlives_its_hub_and_is_told);
+	tcase_add_test(door, the_last_frames_of_a_hub_come_before_its_end);
+	tcase_add_loop_test(door, raw_connections_do_not_keep_members_out, 0, 7);
+	tcase_add_loop_test(door, a_silent_connection_is_hung_up_on, 0, 2);
+	tcase_add_test(door, a_client_without_encryption_gets_nothing_in);
+	tcase_add_test(door, a_listener_without_encryption_refuses_a_member);
+	tcase_add_loop_test(door, a_broken_frame_is_dropped_and_named, 0, 11);
+	tcase_add_test(door, parts_and_chosen_names_are_malformed);
+	tcase_add_test(door, a_message_over_the_limit_ends_only_its_connection);
+	suite_add_tcase(suite, door);
+	tcase_add_checked_fixture(file, folder_setup, folder_teardown);
+	tcase_set_timeout(file, 60);
+	tcase_add_test(file, a_key_file_reads_back_and_is_private);
+	tcase_add_loop_test(file, a_key_file_that_others_may_read_is_refused, 0, 6);
+	tcase_add_test(file, a_damaged_key_file_is_not_one);
+	tcase_add_test(file, keys_that_do_not_belong_together_are_a_damaged_file);
+	suite_add_tcase(suite, file);
+	tcase_add_checked_fixture(memory, setup, NULL);
+	tcase_set_timeout(memory, 60);
+	tcase_add_loop_test(memory, a_failed_allocation_is_enomem_without_a_leak, 0, 2);
+	tcase_add_test(memory, after_open_nothing_is_allocated);
+	suite_add_tcase(suite, memory);
+	return suite;
+}
