@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a person or a script sees: sentences and a progress line on stderr, results on stdout.
+ */
+#include <errno.h>
+#include <stdarg.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+int say_failure(const struct ws_error *err)
+{
+	fprintf(stderr, "weightsync: %s\n", err->text);
+	return EXIT_FAILED;
+}
+
+int say_usage(const struct command *command, const char *format, ...)
+{
+	char text[512];
+	va_list args;
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	fprintf(stderr, "weightsync: %s; see weightsync %s --help\n", text, command->name);
+	return EXIT_USAGE;
+}
+
+void say(const char *format, ...)
+{
+	/* One write: lines of several ranks must not mix. */
+	char line[1024];
+	va_list args;
+	va_start(args, format);
+	int length = vsnprintf(line, sizeof(line) - 1, format, args);
+	va_end(args);
+	if (length < 0)
+		return;
+	size_t used = MIN((size_t)length, sizeof(line) - 2);
+	line[used++] = '\n';
+	line[used] = '\0';
+	fputs(line, stderr);
+}
+
+int put_stdout(const struct writer *text)
+{
+	if (text->failed) {
+		fprintf(stderr, "weightsync: out of memory while writing the result\n");
+		return EXIT_FAILED;
+	}
+	if (fwrite(text->bytes, 1, text->count, stdout) != text->count || fflush(stdout) != 0) {
+		fprintf(stderr, "weightsync: cannot write the result: %s\n", strerror(errno));
+		return EXIT_FAILED;
+	}
+	return EXIT_OK;
+}
+
+void say_findings(const struct findings *findings)
+{
+	for (const struct finding *finding = findings->first; finding != NULL; finding = finding->next)
+		fprintf(stderr, "  %-10s %s: %s\n", finding->kind, finding->where, finding->text);
+	if (findings->count > FINDINGS_KEPT_MAX)
+		fprintf(stderr, "  ... and %u more\n", findings->count - FINDINGS_KEPT_MAX);
+}
+
+void progress_start(struct progress_line *line)
+{
+	*line = (struct progress_line){.started_ns = clock_ns()};
+}
+
+void progress_say(struct progress_line *line, const char *format, ...)
+{
+	uint64_t now = clock_ns();
+	if (!isatty(STDERR_FILENO) || now - line->started_ns < 1000000000u ||
+	    now - line->last_ns < 100000000u)
+		return;
+	va_list args;
+	va_start(args, format);
+	fputs("\r\033[K", stderr);
+	vfprintf(stderr, format, args);
+	fflush(stderr);
+	va_end(args);
+	line->last_ns = now;
+	line->shown = true;
+}
+
+void progress_end(struct progress_line *line)
+{
+	if (line->shown)
+		fputs("\r\033[K", stderr);
+	line->shown = false;
+}
+
+const char *format_bytes(uint64_t bytes, char *out, size_t room)
+{
+	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+	double value = (double)bytes;
+	size_t unit = 0;
+	for (; value >= 1000.0 && unit + 1 < ARRAY_SIZE(units); unit++)
+		value /= 1000.0;
+	snprintf(out, room, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+	return out;
+}
