@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which rank of which job this process is, and where ranks of one host meet without being told.
+ *
+ * The variables are those that the launchers document: Open MPI's OMPI_COMM_WORLD_*, Slurm's
+ * SLURM_PROCID and SLURM_NTASKS, torchrun's RANK and WORLD_SIZE.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+struct launcher {
+	const char *name, *rank, *world;
+	const char *job[3]; /* the first that is set names the job */
+};
+
+/* mpirun inside a Slurm allocation sets both; the innermost comes first here, and outer ones with
+ * more than one rank must agree. */
+static const struct launcher launchers[] = {
+	{"Open MPI",
+	 "OMPI_COMM_WORLD_RANK",
+	 "OMPI_COMM_WORLD_SIZE",
+	 {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}},
+	{"torchrun", "RANK", "WORLD_SIZE", {"TORCHELASTIC_RUN_ID", "MASTER_PORT", NULL}},
+	{"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", NULL, NULL}},
+};
+
+/* A whole number from the environment; -ENOENT if unset. */
+static int read_variable(const char *name, uint32_t *value_out, struct ws_error *err)
+{
+	const char *text = getenv(name);
+	char *end = NULL;
+	if (text == NULL)
+		return -ENOENT;
+	errno = 0;
+	unsigned long value = strtoul(text, &end, 10);
+	if (errno != 0 || end == text || *end != '\0' || value > RANKS_MAX || text[0] == '-')
+		return ws_fail(err, -EINVAL, "%s is '%s', not a rank or size", name, text);
+	*value_out = (uint32_t)value;
+	return 0;
+}
+
+static void name_job(struct launch *launch, const char *id)
+{
+	char clean[64] = "";
+	size_t used = 0;
+	for (; id != NULL && *id != '\0' && used + 1 < sizeof(clean); id++)
+		clean[used++] = strchr("/.: @", *id) == NULL ? *id : '-';
+	snprintf(launch->job, sizeof(launch->job), "%u-%s", (unsigned)getuid(), clean);
+}
+
+static int check_rank(const struct launch *launch, struct ws_error *err)
+{
+	if (launch->world == 0 || launch->rank >= launch->world)
+		return ws_fail(err, -EINVAL, "rank %u of a world of %u can't be (from %s)", launch->rank,
+			       launch->world, launch->source);
+	return 0;
+}
+
+static int launch_from_environment(struct launch *launch, struct ws_error *err)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(launchers); i++) {
+		const struct launcher *launcher = &launchers[i];
+		uint32_t rank = 0, world = 0;
+		int rank_rc = read_variable(launcher->rank, &rank, err);
+		int world_rc = read_variable(launcher->world, &world, err);
+		if (rank_rc == -EINVAL || world_rc == -EINVAL)
+			return -EINVAL;
+		if (rank_rc != 0 || world_rc != 0)
+			continue;
+		if (launch->source != NULL && world > 1 && (rank != launch->rank || world != launch->world))
+			return ws_fail(err, -EINVAL,
+				       "%s says rank %u of %u, but %s says rank %u of %u: unset one, or give "
+				       "--rank and --world",
+				       launch->source, launch->rank, launch->world, launcher->name, rank, world);
+		if (launch->source != NULL)
+			continue;
+		*launch = (struct launch){.rank = rank, .world = world, .source = launcher->name};
+		const char *id = NULL;
+		for (size_t k = 0; id == NULL && k < ARRAY_SIZE(launcher->job) && launcher->job[k]; k++)
+			id = getenv(launcher->job[k]);
+		name_job(launch, id);
+	}
+	if (launch->source == NULL)
+		return ws_fail(err, -EINVAL,
+			       "no launcher tells this process its rank (looked for OMPI_COMM_WORLD_RANK, "
+			       "RANK, SLURM_PROCID): start it under mpirun, srun or torchrun, or give --rank "
+			       "and --world");
+	return 0;
+}
+
+int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world, const char *job,
+		struct ws_error *err)
+{
+	*launch = (struct launch){0};
+	if (rank_given) {
+		*launch = (struct launch){.rank = rank, .world = world, .source = "--rank/--world"};
+		name_job(launch, job);
+		return check_rank(launch, err);
+	}
+	int rc = launch_from_environment(launch, err);
+	if (rc != 0)
+		return rc;
+	if (job != NULL)
+		name_job(launch, job);
+	return check_rank(launch, err);
+}
+
+static int rendezvous_name(struct rendezvous *meet, const struct launch *launch, struct ws_error *err)
+{
+	const char *base = getenv("TMPDIR");
+	if (base == NULL || base[0] != '/')
+		base = "/tmp";
+	if (launch->job[strlen(launch->job) - 1] == '-')
+		return ws_fail(err, -EINVAL,
+			       "%s doesn't name the job: give --job NAME, the same for all ranks, or --hub "
+			       "and --key",
+			       launch->source);
+	int length = snprintf(meet->folder, sizeof(meet->folder), "%s/weightsync-%s", base, launch->job);
+	if (length < 0 || (size_t)length >= sizeof(meet->folder))
+		return ws_fail(err, -EINVAL, "TMPDIR '%s' is too long for the job's folder", base);
+	snprintf(meet->key_file, sizeof(meet->key_file), "%s/key", meet->folder);
+	snprintf(meet->hub_file, sizeof(meet->hub_file), "%s/hub", meet->folder);
+	return 0;
+}
+
+/* The folder must be ours alone: anybody may make names in /tmp. */
+static int check_folder(const char *folder, struct ws_error *err)
+{
+	struct stat info;
+	if (lstat(folder, &info) != 0)
+		return ws_fail(err, -errno, "cannot look at '%s': %s", folder, strerror(errno));
+	if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0)
+		return ws_fail(err, -EACCES,
+			       "'%s' isn't a folder of this user with mode 0700: remove it, or set TMPDIR",
+			       folder);
+	return 0;
+}
+
+int rendezvous_make(struct rendezvous *meet, const struct launch *launch, struct ws_error *err)
+{
+	struct run_key key;
+	*meet = (struct rendezvous){0};
+	int rc = rendezvous_name(meet, launch, err);
+	if (rc != 0)
+		return rc;
+	if (mkdir(meet->folder, 0700) != 0 && errno != EEXIST)
+		return ws_fail(err, -errno, "cannot make '%s': %s", meet->folder, strerror(errno));
+	rc = check_folder(meet->folder, err);
+	if (rc != 0)
+		return rc;
+	meet->mine = true;
+	/* A run that was killed leaves its files; its hub is gone with it. */
+	unlink(meet->hub_file);
+	unlink(meet->key_file);
+	rc = run_key_make(&key, err);
+	if (rc == 0)
+		rc = run_key_write(&key, meet->key_file, err);
+	run_key_wipe(&key);
+	return rc;
+}
+
+int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, struct ws_error *err)
+{
+	return file_write(meet->hub_file, endpoint, strlen(endpoint), 0600, err);
+}
+
+int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out, size_t room,
+		    uint64_t until_ns, struct ws_error *err)
+{
+	*meet = (struct rendezvous){0};
+	int rc = rendezvous_name(meet, launch, err);
+	if (rc != 0)
+		return rc;
+	for (;;) {
+		void *text = NULL;
+		size_t bytes = 0;
+		rc = file_read(meet->hub_file, room - 1, &text, &bytes, NULL);
+		if (rc == 0 && bytes > 0) {
+			memcpy(endpoint_out, text, bytes);
+			endpoint_out[bytes] = '\0';
+			mem_free(text);
+			return check_folder(meet->folder, err);
+		}
+		mem_free(text);
+		if (clock_ns() > until_ns)
+			return ws_fail(err, -ETIMEDOUT,
+				       "rank 0 hasn't written its hub's address to '%s': is it running on "
+				       "this host? several hosts need --hub and --key",
+				       meet->hub_file);
+		sleep_ns(20000000);
+	}
+}
+
+void rendezvous_end(struct rendezvous *meet)
+{
+	if (!meet->mine)
+		return;
+	unlink(meet->hub_file);
+	unlink(meet->key_file);
+	rmdir(meet->folder);
+	meet->mine = false;
+}
