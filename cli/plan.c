@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weightsync plan: plans an update on a laptop and reports it. */
+#include <errno.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+struct plan_command {
+	const char *places_file, *html_file;
+	uint32_t replicas, ranks_per_node, nics;
+	bool as_json;
+	struct rules rules;
+};
+
+/* Every member's host: ranks_per_node of each side share one, sides and replicas apart. */
+static int make_places(const struct plan_command *wanted, struct arena *arena, struct plan_input *input,
+		       struct ws_error *err)
+{
+	uint32_t trainers = manifest_world(input->trainer), ranks = manifest_world(input->rollout);
+	uint32_t members = trainers + input->replica_count * ranks;
+	struct place *places = arena_array(arena, members, sizeof(*places));
+	if (places == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u places", members);
+	for (uint32_t i = 0; i < members; i++) {
+		uint32_t rank = i < trainers ? i : (i - trainers) % ranks;
+		uint32_t replica = i < trainers ? 0 : (i - trainers) / ranks;
+		places[i].nic_count = wanted->nics;
+		snprintf(places[i].host, sizeof(places[i].host), "%c%u-%u", i < trainers ? 't' : 'r', replica,
+			 rank / wanted->ranks_per_node);
+	}
+	input->places = places;
+	return 0;
+}
+
+/* [{"host":"a","nics":1,"mbps":400000}, ...] in member order. */
+static int read_places(const char *path, struct arena *arena, struct plan_input *input, struct ws_error *err)
+{
+	const struct json_limits limits = JSON_LIMITS_MANIFEST;
+	const struct json *list = NULL;
+	void *text = NULL;
+	size_t bytes = 0;
+	uint32_t members = manifest_world(input->trainer) +
+			   input->replica_count * manifest_world(input->rollout);
+
+	int rc = file_read(path, limits.bytes_max, &text, &bytes, err);
+	if (rc == 0)
+		rc = json_parse(arena, text, bytes, &limits, &list, err);
+	mem_free(text);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "places '%s'", path);
+	if (list->type != JSON_ARRAY || list->count != members)
+		return ws_fail(err, -EINVAL, "places '%s' must be a list of %u members, trainers first", path,
+			       members);
+	struct place *places = arena_array(arena, members, sizeof(*places));
+	if (places == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u places", members);
+	uint32_t i = 0;
+	for (const struct json *at = list->first; at != NULL; at = at->next, i++) {
+		const char *host = json_text(at, "host", NULL);
+		int64_t nics = json_integer(at, "nics", 1), mbps = json_integer(at, "mbps", 0);
+		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 || nics > 64 || mbps < 0)
+			return ws_fail(err, -EINVAL,
+				       "places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64", path,
+				       i);
+		strcpy(places[i].host, host);
+		places[i].nic_count = (uint32_t)nics;
+		places[i].mbps = (uint64_t)mbps;
+	}
+	input->places = places;
+	return 0;
+}
+
+static int put_report(const struct plan *plan, double seconds, const struct plan_command *wanted,
+		      struct ws_error *err)
+{
+	struct writer out = WRITER_INIT(256u << 20);
+	int rc = 0;
+
+	if (wanted->html_file != NULL) {
+		rc = plan_report_html(plan, seconds, &out);
+		if (rc == 0 && !out.failed)
+			rc = file_write(wanted->html_file, out.bytes, out.count, 0644, err);
+		else
+			rc = ws_fail(err, -ENOMEM, "no memory for the page");
+		writer_reset(&out);
+	}
+	if (wanted->as_json) {
+		struct json_writer json = {.out = &out};
+		plan_report_json(plan, seconds, &json);
+		write_format(&out, "\n");
+	} else {
+		plan_report_text(plan, seconds, &out);
+	}
+	if (rc == 0 && put_stdout(&out) != EXIT_OK)
+		rc = ws_fail(err, -EIO, "the report was not written");
+	writer_release(&out);
+	return rc;
+}
+
+static int make_and_report(struct plan_input *input, const struct plan_command *wanted, struct arena *arena,
+			   struct ws_error *err)
+{
+	struct findings findings = {.arena = arena};
+	struct plan *plan = NULL;
+
+	uint32_t *replicas = arena_array(arena, wanted->replicas, sizeof(*replicas));
+	if (replicas == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u replicas", wanted->replicas);
+	for (uint32_t i = 0; i < wanted->replicas; i++)
+		replicas[i] = i;
+	input->replicas = replicas;
+	input->replica_count = wanted->replicas;
+	int rc = wanted->places_file != NULL ? read_places(wanted->places_file, arena, input, err)
+					     : make_places(wanted, arena, input, err);
+	if (rc != 0)
+		return rc;
+	uint64_t started = clock_ns();
+	rc = plan_make(&plan, input, PLAN_ALL, &findings, err);
+	double seconds = (double)(clock_ns() - started) / 1e9;
+	if (rc == 0)
+		rc = plan_check(plan, &findings, err);
+	if (rc != 0)
+		say_findings(&findings);
+	else
+		rc = put_report(plan, seconds, wanted, err);
+	plan_free(plan);
+	return rc;
+}
+
+static int plan_run(const struct command *command, int argc, char **argv)
+{
+	struct plan_command wanted = {
+		.replicas = 1, .ranks_per_node = 8, .nics = 1, .rules = RULES_DEFAULT};
+	struct rules *rules = &wanted.rules;
+	struct option_spec options[] = {
+		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N", "how many replicas (default 1)"},
+		{"ranks-per-node", 0, OPTION_COUNT, &wanted.ranks_per_node, "N", "ranks of one host (default 8)"},
+		{"nics", 0, OPTION_COUNT, &wanted.nics, "N", "NICs of one rank (default 1)"},
+		{"places", 0, OPTION_TEXT, &wanted.places_file, "FILE", "each member's host and NICs, as JSON"},
+		{"op-bytes", 0, OPTION_BYTES, &rules->op_bytes, "SIZE", "largest write (default 1M)"},
+		{"recv-staging-bytes", 0, OPTION_BYTES, &rules->recv_staging_bytes, "SIZE",
+		 "a rollout's staging ring (default 64M)"},
+		{"bucket-bytes", 0, OPTION_BYTES, &rules->bucket_bytes, "SIZE",
+		 "bytes of a bucket (default: about a layer)"},
+		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL, "the report as one object"},
+		{"html", 0, OPTION_TEXT, &wanted.html_file, "FILE", "the report as a page"},
+	};
+	struct ws_error err = {0};
+	struct arena arena = {0};
+	struct manifest *trainer = NULL, *rollout = NULL;
+	void *texts[2] = {0};
+	size_t bytes[2];
+	const char *files[2];
+	uint32_t file_count = 0;
+
+	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, files, 2, &file_count);
+	if (status >= 0)
+		return status;
+	if (file_count != 2)
+		return say_usage(command, "two manifests are needed, the trainer's and the rollout's");
+	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.ranks_per_node == 0 || wanted.nics == 0)
+		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
+	int rc = rules_check(rules, &err);
+	if (rc != 0)
+		return say_usage(command, "%s", err.text);
+	rc = load_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], &err);
+	if (rc == 0)
+		rc = load_manifest(files[1], SIDE_ROLLOUT, &rollout, &texts[1], &bytes[1], &err);
+	struct plan_input input = {.trainer = trainer, .rollout = rollout, .rules = *rules};
+	if (rc == 0)
+		rc = make_and_report(&input, &wanted, &arena, &err);
+	manifest_free(trainer);
+	manifest_free(rollout);
+	mem_free(texts[0]);
+	mem_free(texts[1]);
+	arena_release(&arena);
+	return rc == 0 ? EXIT_OK : say_failure(&err);
+}
+
+const struct command command_plan = {
+	.name = "plan",
+	.summary = "Plans an update from two manifests, proves its coverage and reports it",
+	.usage = "TRAINER.json ROLLOUT.json [--replicas N] [--json] [--html FILE]",
+	.more = "Exit status 1: the source doesn't cover the target; every fault is listed.\n",
+	.run = plan_run,
+};
