@@ -27,9 +27,9 @@ enum option_kind {
 
 struct option_spec {
 	const char *name; /* without the dashes */
-	char letter;      /* 0: none */
+	char letter;	  /* 0: none */
 	enum option_kind kind;
-	void *value;      /* of the kind's type; its value before parsing is the default */
+	void *value; /* of the kind's type; its value before parsing is the default */
 	const char *argument, *help;
 };
 
@@ -67,7 +67,8 @@ int put_stdout(const struct writer *text);
 /* Every finding a line on stderr: "  missing  model.norm.weight  ...". */
 void say_findings(const struct findings *findings);
 
-/* A progress line on stderr, only if it is a terminal, from the first second on, removed at the end. */
+/* A progress line on stderr, only if it is a terminal, from the first second on, removed at the
+ * end. */
 struct progress_line {
 	uint64_t started_ns, last_ns;
 	bool shown;
@@ -83,14 +84,14 @@ const char *format_bytes(uint64_t bytes, char *out, size_t room);
 /* ---- launch.c: who am I in this job? */
 struct launch {
 	uint32_t rank, world;
-	char job[96];       /* names the job on this host: user and launcher's job id */
+	char job[96];	    /* names the job on this host: user and launcher's job id */
 	const char *source; /* "Open MPI", "Slurm", "torchrun", "--rank/--world" */
 };
 
 /* From --rank/--world when given (rank_given), else from the launcher's environment.  -EINVAL says
  * which variables it looked for, or which two disagree. */
-int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world, const char *job,
-		struct ws_error *err);
+int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world,
+		const char *job, struct ws_error *err);
 
 /*
  * The job's folder for the run key and the hub's address: 0700, owned by this user, named by user
@@ -102,8 +103,8 @@ struct rendezvous {
 };
 int rendezvous_make(struct rendezvous *meet, const struct launch *launch, struct ws_error *err);
 int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, struct ws_error *err);
-int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out, size_t room,
-		    uint64_t until_ns, struct ws_error *err);
+int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out,
+		    size_t room, uint64_t until_ns, struct ws_error *err);
 void rendezvous_end(struct rendezvous *meet);
 
 /* ---- load.c */
@@ -114,7 +115,8 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 int load_model(const char *name_or_folder, struct model **model_out, struct ws_error *err);
 
 /* ---- the commands */
-extern const struct command command_keygen, command_synth, command_manifest, command_plan, command_hub,
-	command_push, command_serve, command_run, command_bench, command_nics, command_status;
+extern const struct command command_keygen, command_synth, command_manifest, command_plan,
+	command_hub, command_push, command_serve, command_run, command_bench, command_nics,
+	command_status;
 
 #endif

@@ -41,26 +41,36 @@ static int hub_run(const struct command *command, int argc, char **argv)
 	struct hub_options wanted = {.endpoint = "tcp://127.0.0.1:*", .min_replicas = 1};
 	struct rules rules = RULES_DEFAULT;
 	struct option_spec options[] = {
-		{"bind", 0, OPTION_TEXT, &wanted.endpoint, "ENDPOINT", "tcp://address:port (default 127.0.0.1:*)"},
+		{"bind", 0, OPTION_TEXT, &wanted.endpoint, "ENDPOINT",
+		 "tcp://address:port (default 127.0.0.1:*)"},
 		{"key", 0, OPTION_TEXT, &key_file, "FILE", "the run's key file"},
-		{"trainers", 0, OPTION_COUNT, &wanted.trainer_count, "N", "ranks of the trainers' world"},
-		{"replica-ranks", 0, OPTION_COUNT, &wanted.replica_ranks, "N", "ranks of one replica"},
+		{"trainers", 0, OPTION_COUNT, &wanted.trainer_count, "N",
+		 "ranks of the trainers' world"},
+		{"replica-ranks", 0, OPTION_COUNT, &wanted.replica_ranks, "N",
+		 "ranks of one replica"},
 		{"min-replicas", 0, OPTION_COUNT, &wanted.min_replicas, "N",
 		 "replicas to start with, and to call a push done (default 1)"},
-		{"op-bytes", 0, OPTION_BYTES, &rules.op_bytes, "SIZE", "largest write (default 1M)"},
+		{"op-bytes", 0, OPTION_BYTES, &rules.op_bytes, "SIZE",
+		 "largest write (default 1M)"},
 		{"recv-staging-bytes", 0, OPTION_BYTES, &rules.recv_staging_bytes, "SIZE",
 		 "a rollout's staging ring (default 64M)"},
-		{"wire-digests", 0, OPTION_FLAG, &rules.wire_digests, NULL, "hash every write at both ends"},
-		{"barrier", 0, OPTION_FLAG, &wanted.barrier, NULL, "no replica commits before all have landed"},
-		{"join-deadline", 0, OPTION_MS, &wanted.join_ms, "TIME", "for everybody to join (default 60s)"},
-		{"lost-after", 0, OPTION_MS, &wanted.lost_ms, "TIME", "silence that loses a member (default 5s)"},
-		{"phase-deadline", 0, OPTION_MS, &wanted.phase_ms, "TIME", "for each phase of a rank (default 60s)"},
+		{"wire-digests", 0, OPTION_FLAG, &rules.wire_digests, NULL,
+		 "hash every write at both ends"},
+		{"barrier", 0, OPTION_FLAG, &wanted.barrier, NULL,
+		 "no replica commits before all have landed"},
+		{"join-deadline", 0, OPTION_MS, &wanted.join_ms, "TIME",
+		 "for everybody to join (default 60s)"},
+		{"lost-after", 0, OPTION_MS, &wanted.lost_ms, "TIME",
+		 "silence that loses a member (default 5s)"},
+		{"phase-deadline", 0, OPTION_MS, &wanted.phase_ms, "TIME",
+		 "for each phase of a rank (default 60s)"},
 	};
 	struct ws_error err = {0};
 	struct run_key key;
 	struct writer rules_text = WRITER_INIT(4096);
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
 	if (key_file == NULL || wanted.trainer_count == 0 || wanted.replica_ranks == 0)

@@ -6,12 +6,14 @@ static int keygen_run(const struct command *command, int argc, char **argv)
 {
 	const char *path = NULL;
 	struct option_spec options[] = {
-		{"output", 'o', OPTION_TEXT, &path, "FILE", "where to write it (mode 0600, never over a file)"},
+		{"output", 'o', OPTION_TEXT, &path, "FILE",
+		 "where to write it (mode 0600, never over a file)"},
 	};
 	struct ws_error err = {0};
 	struct run_key key;
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
 	if (path == NULL)

@@ -57,8 +57,8 @@ static void name_job(struct launch *launch, const char *id)
 static int check_rank(const struct launch *launch, struct ws_error *err)
 {
 	if (launch->world == 0 || launch->rank >= launch->world)
-		return ws_fail(err, -EINVAL, "rank %u of a world of %u can't be (from %s)", launch->rank,
-			       launch->world, launch->source);
+		return ws_fail(err, -EINVAL, "rank %u of a world of %u can't be (from %s)",
+			       launch->rank, launch->world, launch->source);
 	return 0;
 }
 
@@ -73,29 +73,34 @@ static int launch_from_environment(struct launch *launch, struct ws_error *err)
 			return -EINVAL;
 		if (rank_rc != 0 || world_rc != 0)
 			continue;
-		if (launch->source != NULL && world > 1 && (rank != launch->rank || world != launch->world))
-			return ws_fail(err, -EINVAL,
-				       "%s says rank %u of %u, but %s says rank %u of %u: unset one, or give "
-				       "--rank and --world",
-				       launch->source, launch->rank, launch->world, launcher->name, rank, world);
+		if (launch->source != NULL && world > 1 &&
+		    (rank != launch->rank || world != launch->world))
+			return ws_fail(
+				err, -EINVAL,
+				"%s says rank %u of %u, but %s says rank %u of %u: unset one, or give "
+				"--rank and --world",
+				launch->source, launch->rank, launch->world, launcher->name, rank,
+				world);
 		if (launch->source != NULL)
 			continue;
 		*launch = (struct launch){.rank = rank, .world = world, .source = launcher->name};
 		const char *id = NULL;
-		for (size_t k = 0; id == NULL && k < ARRAY_SIZE(launcher->job) && launcher->job[k]; k++)
+		for (size_t k = 0; id == NULL && k < ARRAY_SIZE(launcher->job) && launcher->job[k];
+		     k++)
 			id = getenv(launcher->job[k]);
 		name_job(launch, id);
 	}
 	if (launch->source == NULL)
-		return ws_fail(err, -EINVAL,
-			       "no launcher tells this process its rank (looked for OMPI_COMM_WORLD_RANK, "
-			       "RANK, SLURM_PROCID): start it under mpirun, srun or torchrun, or give --rank "
-			       "and --world");
+		return ws_fail(
+			err, -EINVAL,
+			"no launcher tells this process its rank (looked for OMPI_COMM_WORLD_RANK, "
+			"RANK, SLURM_PROCID): start it under mpirun, srun or torchrun, or give --rank "
+			"and --world");
 	return 0;
 }
 
-int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world, const char *job,
-		struct ws_error *err)
+int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world,
+		const char *job, struct ws_error *err)
 {
 	*launch = (struct launch){0};
 	if (rank_given) {
@@ -111,17 +116,20 @@ int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t 
 	return check_rank(launch, err);
 }
 
-static int rendezvous_name(struct rendezvous *meet, const struct launch *launch, struct ws_error *err)
+static int rendezvous_name(struct rendezvous *meet, const struct launch *launch,
+			   struct ws_error *err)
 {
 	const char *base = getenv("TMPDIR");
 	if (base == NULL || base[0] != '/')
 		base = "/tmp";
 	if (launch->job[strlen(launch->job) - 1] == '-')
-		return ws_fail(err, -EINVAL,
-			       "%s doesn't name the job: give --job NAME, the same for all ranks, or --hub "
-			       "and --key",
-			       launch->source);
-	int length = snprintf(meet->folder, sizeof(meet->folder), "%s/weightsync-%s", base, launch->job);
+		return ws_fail(
+			err, -EINVAL,
+			"%s doesn't name the job: give --job NAME, the same for all ranks, or --hub "
+			"and --key",
+			launch->source);
+	int length =
+		snprintf(meet->folder, sizeof(meet->folder), "%s/weightsync-%s", base, launch->job);
 	if (length < 0 || (size_t)length >= sizeof(meet->folder))
 		return ws_fail(err, -EINVAL, "TMPDIR '%s' is too long for the job's folder", base);
 	snprintf(meet->key_file, sizeof(meet->key_file), "%s/key", meet->folder);
@@ -136,9 +144,10 @@ static int check_folder(const char *folder, struct ws_error *err)
 	if (lstat(folder, &info) != 0)
 		return ws_fail(err, -errno, "cannot look at '%s': %s", folder, strerror(errno));
 	if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 077) != 0)
-		return ws_fail(err, -EACCES,
-			       "'%s' isn't a folder of this user with mode 0700: remove it, or set TMPDIR",
-			       folder);
+		return ws_fail(
+			err, -EACCES,
+			"'%s' isn't a folder of this user with mode 0700: remove it, or set TMPDIR",
+			folder);
 	return 0;
 }
 
@@ -170,8 +179,8 @@ int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, stru
 	return file_write(meet->hub_file, endpoint, strlen(endpoint), 0600, err);
 }
 
-int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out, size_t room,
-		    uint64_t until_ns, struct ws_error *err)
+int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out,
+		    size_t room, uint64_t until_ns, struct ws_error *err)
 {
 	*meet = (struct rendezvous){0};
 	int rc = rendezvous_name(meet, launch, err);
@@ -189,10 +198,11 @@ int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *
 		}
 		mem_free(text);
 		if (clock_ns() > until_ns)
-			return ws_fail(err, -ETIMEDOUT,
-				       "rank 0 hasn't written its hub's address to '%s': is it running on "
-				       "this host? several hosts need --hub and --key",
-				       meet->hub_file);
+			return ws_fail(
+				err, -ETIMEDOUT,
+				"rank 0 hasn't written its hub's address to '%s': is it running on "
+				"this host? several hosts need --hub and --key",
+				meet->hub_file);
 		sleep_ns(20000000);
 	}
 }

@@ -8,7 +8,7 @@
 
 #include "cli/cli.h"
 
-#define CONFIG_BYTES_MAX (4u << 20)
+#define CONFIG_BYTES_MAX   (4u << 20)
 #define MANIFEST_BYTES_MAX (64u << 20)
 
 int load_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
@@ -52,7 +52,8 @@ static int list_tensors(const struct checkpoint *checkpoint, struct tensor_listi
 		const struct st_tensor *tensor = &checkpoint->tensors[i];
 		if (tensor->dtype == WS_NONE || tensor->dim_count > BOX_DIM_MAX) {
 			mem_free(list);
-			return ws_fail(err, -ENOTSUP, "tensor '%s' of %u dims and dtype %s can't be moved",
+			return ws_fail(err, -ENOTSUP,
+				       "tensor '%s' of %u dims and dtype %s can't be moved",
 				       tensor->name, tensor->dim_count, tensor->dtype_name);
 		}
 		list[i] = (struct tensor_listing){.name = tensor->name,
@@ -81,7 +82,8 @@ static int model_of_folder(const char *folder, struct model **model_out, struct 
 		rc = list_tensors(&checkpoint, &list, err);
 	const char *slash = strrchr(folder, '/');
 	if (rc == 0)
-		rc = model_from_tensors(model_out, slash != NULL && slash[1] != '\0' ? slash + 1 : folder,
+		rc = model_from_tensors(model_out,
+					slash != NULL && slash[1] != '\0' ? slash + 1 : folder,
 					config, config_bytes, list, checkpoint.tensor_count, err);
 	mem_free(list);
 	mem_free(config);

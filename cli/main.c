@@ -3,10 +3,11 @@
  * weightsync: the map of the program.
  *
  *   keygen                        the run's key file                           keygen.c
- *   synth, manifest, plan         a checkpoint, its layouts, who sends what    synth.c manifest.c plan.c
- *   run                           a whole job under a launcher, verified       run.c
- *   hub, push, serve              the same, as separate processes              hub.c push.c serve.c
- *   status, nics, bench           looking at a run, a host, the speed          status.c nics.c bench.c
+ *   synth, manifest, plan         a checkpoint, its layouts, who sends what    synth.c manifest.c
+ * plan.c run                           a whole job under a launcher, verified       run.c hub,
+ * push, serve              the same, as separate processes              hub.c push.c serve.c
+ *   status, nics, bench           looking at a run, a host, the speed          status.c nics.c
+ * bench.c
  *
  * Shared by them: options.c output.c launch.c load.c fill.c oracle.c.  Each command is one arrow of
  * the picture in README.md; what it does is in planner/, lib/ and the two sides.
@@ -17,8 +18,9 @@
 #include "cli/cli.h"
 
 static const struct command *const commands[] = {
-	&command_keygen, &command_synth, &command_manifest, &command_plan, &command_hub, &command_push,
-	&command_serve,	 &command_run,	 &command_bench,    &command_nics, &command_status,
+	&command_keygen, &command_synth, &command_manifest, &command_plan,
+	&command_hub,	 &command_push,	 &command_serve,    &command_run,
+	&command_bench,	 &command_nics,	 &command_status,
 };
 
 static void print_help(FILE *out)
@@ -39,7 +41,8 @@ int main(int argc, char **argv)
 		print_help(stderr);
 		return EXIT_USAGE;
 	}
-	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+	    strcmp(argv[1], "help") == 0) {
 		print_help(stdout);
 		return fflush(stdout) == 0 ? EXIT_OK : EXIT_FAILED;
 	}

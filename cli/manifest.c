@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weightsync manifest: writes one side's layout as rules. */
+#include <errno.h>
 #include <string.h>
 
 #include "cli/cli.h"
 
-static int manifest_write(const struct model *model, const struct manifest_options *wanted, const char *path,
-			  struct ws_error *err)
+static int manifest_write(const struct model *model, const struct manifest_options *wanted,
+			  const char *path, struct ws_error *err)
 {
 	struct writer text = WRITER_INIT(64u << 20);
 	struct arena arena = {0};
@@ -15,11 +16,11 @@ static int manifest_write(const struct model *model, const struct manifest_optio
 	if (rc != 0)
 		say_findings(&findings);
 	else if (text.failed)
-		rc = ws_fail(err, -12, "out of memory while writing the manifest");
+		rc = ws_fail(err, -ENOMEM, "out of memory while writing the manifest");
 	else if (path != NULL)
 		rc = file_write(path, text.bytes, text.count, 0644, err);
 	else if (put_stdout(&text) != EXIT_OK)
-		rc = ws_fail(err, -5, "the manifest was not written");
+		rc = ws_fail(err, -EIO, "the manifest was not written");
 	arena_release(&arena);
 	writer_release(&text);
 	return rc;
@@ -33,21 +34,27 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		{"model", 0, OPTION_TEXT, &model_name_or_folder, "DIR|NAME",
 		 "a folder with a checkpoint, or a built-in model"},
 		{"side", 0, OPTION_TEXT, &side, "trainer|rollout", "whose layout"},
-		{"layout", 0, OPTION_TEXT, &wanted.layout, "NAME", "fsdp2, megatron, vllm or sglang"},
-		{"mesh", 0, OPTION_TEXT, &wanted.mesh, "AXES", "dp=3 or dp=2,tp=2: sizes, slowest axis first"},
+		{"layout", 0, OPTION_TEXT, &wanted.layout, "NAME",
+		 "fsdp2, megatron, vllm or sglang"},
+		{"mesh", 0, OPTION_TEXT, &wanted.mesh, "AXES",
+		 "dp=3 or dp=2,tp=2: sizes, slowest axis first"},
 		{"dtype", 0, OPTION_TEXT, &wanted.dtype, "DTYPE",
 		 "params' dtype if not the checkpoint's (f32: masters)"},
-		{"cast", 0, OPTION_TEXT, &wanted.casts, "FROM:TO,..", "casts that this target allows (f32:bf16)"},
-		{"quant", 0, OPTION_TEXT, &wanted.quant, "SCHEME", "quantization scheme of the target"},
+		{"cast", 0, OPTION_TEXT, &wanted.casts, "FROM:TO,..",
+		 "casts that this target allows (f32:bf16)"},
+		{"quant", 0, OPTION_TEXT, &wanted.quant, "SCHEME",
+		 "quantization scheme of the target"},
 		{"output", 'o', OPTION_TEXT, &path, "FILE", "where to write it (default: stdout)"},
 	};
 	struct ws_error err = {0};
 	struct model *model = NULL;
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
-	if (model_name_or_folder == NULL || side == NULL || wanted.layout == NULL || wanted.mesh == NULL)
+	if (model_name_or_folder == NULL || side == NULL || wanted.layout == NULL ||
+	    wanted.mesh == NULL)
 		return say_usage(command, "--model, --side, --layout and --mesh are needed");
 	if (strcmp(side, "trainer") != 0 && strcmp(side, "rollout") != 0)
 		return say_usage(command, "--side '%s' is neither trainer nor rollout", side);

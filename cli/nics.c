@@ -22,14 +22,14 @@ static void put_json(struct writer *out, const struct nic_info *infos, uint32_t 
 
 static void put_table(struct writer *out, const struct nic_info *infos, uint32_t count)
 {
-	write_format(out, "%-10s %-24s %-20s %-8s %9s  %s\n", "transport", "device", "subnet", "state", "Mb/s",
-		     "used by default");
+	write_format(out, "%-10s %-24s %-20s %-8s %9s  %s\n", "transport", "device", "subnet",
+		     "state", "Mb/s", "used by default");
 	for (uint32_t i = 0; i < count; i++) {
 		char speed[24] = "unknown";
 		if (infos[i].mbps != 0)
 			snprintf(speed, sizeof(speed), "%llu", (unsigned long long)infos[i].mbps);
-		write_format(out, "%-10s %-24s %-20s %-8s %9s  %s%s\n", infos[i].transport, infos[i].device,
-			     infos[i].subnet, infos[i].state, speed,
+		write_format(out, "%-10s %-24s %-20s %-8s %9s  %s%s\n", infos[i].transport,
+			     infos[i].device, infos[i].subnet, infos[i].state, speed,
 			     infos[i].skipped[0] != '\0' ? "no: " : "yes", infos[i].skipped);
 	}
 }
@@ -40,7 +40,8 @@ static int nics_run(const struct command *command, int argc, char **argv)
 	bool as_json = false;
 	struct option_spec options[] = {
 		{"transport", 0, OPTION_TEXT, &transport, "NAME", "fabric (default)"},
-		{"provider", 0, OPTION_TEXT, &provider, "NAME", "libfabric's provider (default tcp)"},
+		{"provider", 0, OPTION_TEXT, &provider, "NAME",
+		 "libfabric's provider (default tcp)"},
 		{"json", 0, OPTION_FLAG, &as_json, NULL, "one object a line"},
 	};
 	struct ws_error err = {0};
@@ -49,7 +50,8 @@ static int nics_run(const struct command *command, int argc, char **argv)
 	uint32_t count = 0;
 	struct writer out = WRITER_INIT(16u << 20);
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
 	if (nics_list(&arena, transport, provider, &infos, &count, &err) != 0) {

@@ -109,7 +109,8 @@ static void print_option(const struct option_spec *option)
 static int print_command_help(const struct command *command, const struct option_spec *options,
 			      uint32_t count)
 {
-	printf("usage: weightsync %s %s\n\n%s.\n\n", command->name, command->usage, command->summary);
+	printf("usage: weightsync %s %s\n\n%s.\n\n", command->name, command->usage,
+	       command->summary);
 	for (uint32_t i = 0; i < count; i++)
 		print_option(&options[i]);
 	print_option(&(struct option_spec){.name = "help", .letter = 'h', .help = "this text"});
@@ -122,7 +123,8 @@ static int take_count(const char *text, uint64_t max, uint64_t *value_out, struc
 {
 	const char *unit = NULL;
 	if (parse_number(text, value_out, &unit) != 0 || *unit != '\0' || *value_out > max)
-		return ws_fail(err, -EINVAL, "'%s' is not a whole number from 0 to %" PRIu64, text, max);
+		return ws_fail(err, -EINVAL, "'%s' is not a whole number from 0 to %" PRIu64, text,
+			       max);
 	return 0;
 }
 
@@ -156,7 +158,8 @@ static int take(const struct option_spec *option, const char *text, struct ws_er
 }
 
 /* getopt's own tables out of ours. */
-static void make_tables(const struct option_spec *options, uint32_t count, struct option *longs, char *shorts)
+static void make_tables(const struct option_spec *options, uint32_t count, struct option *longs,
+			char *shorts)
 {
 	size_t used = strlen(shorts);
 	for (uint32_t i = 0; i < count; i++) {
@@ -189,18 +192,21 @@ int options_parse(const struct command *command, const struct option_spec *optio
 		if (found == 'h')
 			return print_command_help(command, options, count);
 		if (found == '?')
-			return say_usage(command, "there is no option '%s', or it takes no value", given);
+			return say_usage(command, "there is no option '%s', or it takes no value",
+					 given);
 		if (found == ':')
 			return say_usage(command, "option '%s' needs a value", given);
 		uint32_t index = found >= 256 ? (uint32_t)found - 256 : 0;
 		while (found < 256 && options[index].letter != found)
 			index++;
 		if (take(&options[index], optarg, &err) != 0)
-			return say_usage(command, "option '--%s': %s", options[index].name, err.text);
+			return say_usage(command, "option '--%s': %s", options[index].name,
+					 err.text);
 	}
 	uint32_t operands = (uint32_t)(argc - optind);
 	if (operands > operand_max)
-		return say_usage(command, "'%s' is one argument too many", argv[optind + (int)operand_max]);
+		return say_usage(command, "'%s' is one argument too many",
+				 argv[optind + (int)operand_max]);
 	for (uint32_t i = 0; i < operands; i++)
 		operands_out[i] = argv[optind + (int)i];
 	if (operand_count != NULL)

@@ -57,7 +57,8 @@ int put_stdout(const struct writer *text)
 
 void say_findings(const struct findings *findings)
 {
-	for (const struct finding *finding = findings->first; finding != NULL; finding = finding->next)
+	for (const struct finding *finding = findings->first; finding != NULL;
+	     finding = finding->next)
 		fprintf(stderr, "  %-10s %s: %s\n", finding->kind, finding->where, finding->text);
 	if (findings->count > FINDINGS_KEPT_MAX)
 		fprintf(stderr, "  ... and %u more\n", findings->count - FINDINGS_KEPT_MAX);

@@ -13,8 +13,8 @@ struct plan_command {
 };
 
 /* Every member's host: ranks_per_node of each side share one, sides and replicas apart. */
-static int make_places(const struct plan_command *wanted, struct arena *arena, struct plan_input *input,
-		       struct ws_error *err)
+static int make_places(const struct plan_command *wanted, struct arena *arena,
+		       struct plan_input *input, struct ws_error *err)
 {
 	uint32_t trainers = manifest_world(input->trainer), ranks = manifest_world(input->rollout);
 	uint32_t members = trainers + input->replica_count * ranks;
@@ -25,15 +25,16 @@ static int make_places(const struct plan_command *wanted, struct arena *arena, s
 		uint32_t rank = i < trainers ? i : (i - trainers) % ranks;
 		uint32_t replica = i < trainers ? 0 : (i - trainers) / ranks;
 		places[i].nic_count = wanted->nics;
-		snprintf(places[i].host, sizeof(places[i].host), "%c%u-%u", i < trainers ? 't' : 'r', replica,
-			 rank / wanted->ranks_per_node);
+		snprintf(places[i].host, sizeof(places[i].host), "%c%u-%u",
+			 i < trainers ? 't' : 'r', replica, rank / wanted->ranks_per_node);
 	}
 	input->places = places;
 	return 0;
 }
 
 /* [{"host":"a","nics":1,"mbps":400000}, ...] in member order. */
-static int read_places(const char *path, struct arena *arena, struct plan_input *input, struct ws_error *err)
+static int read_places(const char *path, struct arena *arena, struct plan_input *input,
+		       struct ws_error *err)
 {
 	const struct json_limits limits = JSON_LIMITS_MANIFEST;
 	const struct json *list = NULL;
@@ -49,7 +50,8 @@ static int read_places(const char *path, struct arena *arena, struct plan_input 
 	if (rc != 0)
 		return ws_fail_in(err, rc, "places '%s'", path);
 	if (list->type != JSON_ARRAY || list->count != members)
-		return ws_fail(err, -EINVAL, "places '%s' must be a list of %u members, trainers first", path,
+		return ws_fail(err, -EINVAL,
+			       "places '%s' must be a list of %u members, trainers first", path,
 			       members);
 	struct place *places = arena_array(arena, members, sizeof(*places));
 	if (places == NULL)
@@ -58,10 +60,12 @@ static int read_places(const char *path, struct arena *arena, struct plan_input 
 	for (const struct json *at = list->first; at != NULL; at = at->next, i++) {
 		const char *host = json_text(at, "host", NULL);
 		int64_t nics = json_integer(at, "nics", 1), mbps = json_integer(at, "mbps", 0);
-		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 || nics > 64 || mbps < 0)
-			return ws_fail(err, -EINVAL,
-				       "places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64", path,
-				       i);
+		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 || nics > 64 ||
+		    mbps < 0)
+			return ws_fail(
+				err, -EINVAL,
+				"places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64",
+				path, i);
 		strcpy(places[i].host, host);
 		places[i].nic_count = (uint32_t)nics;
 		places[i].mbps = (uint64_t)mbps;
@@ -97,8 +101,8 @@ static int put_report(const struct plan *plan, double seconds, const struct plan
 	return rc;
 }
 
-static int make_and_report(struct plan_input *input, const struct plan_command *wanted, struct arena *arena,
-			   struct ws_error *err)
+static int make_and_report(struct plan_input *input, const struct plan_command *wanted,
+			   struct arena *arena, struct ws_error *err)
 {
 	struct findings findings = {.arena = arena};
 	struct plan *plan = NULL;
@@ -133,11 +137,15 @@ static int plan_run(const struct command *command, int argc, char **argv)
 		.replicas = 1, .ranks_per_node = 8, .nics = 1, .rules = RULES_DEFAULT};
 	struct rules *rules = &wanted.rules;
 	struct option_spec options[] = {
-		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N", "how many replicas (default 1)"},
-		{"ranks-per-node", 0, OPTION_COUNT, &wanted.ranks_per_node, "N", "ranks of one host (default 8)"},
+		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N",
+		 "how many replicas (default 1)"},
+		{"ranks-per-node", 0, OPTION_COUNT, &wanted.ranks_per_node, "N",
+		 "ranks of one host (default 8)"},
 		{"nics", 0, OPTION_COUNT, &wanted.nics, "N", "NICs of one rank (default 1)"},
-		{"places", 0, OPTION_TEXT, &wanted.places_file, "FILE", "each member's host and NICs, as JSON"},
-		{"op-bytes", 0, OPTION_BYTES, &rules->op_bytes, "SIZE", "largest write (default 1M)"},
+		{"places", 0, OPTION_TEXT, &wanted.places_file, "FILE",
+		 "each member's host and NICs, as JSON"},
+		{"op-bytes", 0, OPTION_BYTES, &rules->op_bytes, "SIZE",
+		 "largest write (default 1M)"},
 		{"recv-staging-bytes", 0, OPTION_BYTES, &rules->recv_staging_bytes, "SIZE",
 		 "a rollout's staging ring (default 64M)"},
 		{"bucket-bytes", 0, OPTION_BYTES, &rules->bucket_bytes, "SIZE",
@@ -153,12 +161,15 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	const char *files[2];
 	uint32_t file_count = 0;
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, files, 2, &file_count);
+	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, files, 2,
+				   &file_count);
 	if (status >= 0)
 		return status;
 	if (file_count != 2)
-		return say_usage(command, "two manifests are needed, the trainer's and the rollout's");
-	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.ranks_per_node == 0 || wanted.nics == 0)
+		return say_usage(command,
+				 "two manifests are needed, the trainer's and the rollout's");
+	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.ranks_per_node == 0 ||
+	    wanted.nics == 0)
 		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
 	int rc = rules_check(rules, &err);
 	if (rc != 0)

@@ -6,12 +6,13 @@
 static void put_member(struct writer *out, const struct json *member)
 {
 	char sent[32], received[32];
-	write_format(out, "%-16s %-10s %9lld  %9s %9s  %s\n", json_text(member, "name", "?"),
-		     json_text(member, "state", "?"), (long long)json_integer(member, "version", 0),
-		     format_bytes((uint64_t)json_integer(member, "bytes_sent", 0), sent, sizeof(sent)),
-		     format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
-				  sizeof(received)),
-		     json_text(member, "host", ""));
+	write_format(
+		out, "%-16s %-10s %9lld  %9s %9s  %s\n", json_text(member, "name", "?"),
+		json_text(member, "state", "?"), (long long)json_integer(member, "version", 0),
+		format_bytes((uint64_t)json_integer(member, "bytes_sent", 0), sent, sizeof(sent)),
+		format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
+			     sizeof(received)),
+		json_text(member, "host", ""));
 }
 
 /* The hub answers in JSON; a person gets a table. */
@@ -24,16 +25,18 @@ static int put_table(struct writer *out, const struct writer *answer, struct ws_
 	int rc = json_parse(&arena, answer->bytes, answer->count, &limits, &status, err);
 	if (rc == 0) {
 		write_format(out, "state %s  generation %lld  attempt %lld  version %lld\n",
-			     json_text(status, "state", "?"), (long long)json_integer(status, "generation", 0),
+			     json_text(status, "state", "?"),
+			     (long long)json_integer(status, "generation", 0),
 			     (long long)json_integer(status, "attempt", 0),
 			     (long long)json_integer(status, "version", 0));
 		const char *last_error = json_text(status, "last_error", "");
 		if (last_error[0] != '\0')
 			write_format(out, "last error: %s\n", last_error);
-		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %s\n", "member", "state", "version", "sent",
-			     "received", "host");
+		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %s\n", "member", "state", "version",
+			     "sent", "received", "host");
 		const struct json *members = json_get(status, "members");
-		for (const struct json *at = members ? members->first : NULL; at != NULL; at = at->next)
+		for (const struct json *at = members ? members->first : NULL; at != NULL;
+		     at = at->next)
 			put_member(out, at);
 	}
 	arena_release(&arena);
@@ -48,14 +51,16 @@ static int status_run(const struct command *command, int argc, char **argv)
 	struct option_spec options[] = {
 		{"hub", 0, OPTION_TEXT, &hub, "ENDPOINT", "the run's hub, tcp://host:port"},
 		{"key", 0, OPTION_TEXT, &key_file, "FILE", "the run's key file"},
-		{"deadline", 0, OPTION_MS, &deadline_ms, "TIME", "how long to wait for the answer (default 3s)"},
+		{"deadline", 0, OPTION_MS, &deadline_ms, "TIME",
+		 "how long to wait for the answer (default 3s)"},
 		{"json", 0, OPTION_FLAG, &as_json, NULL, "the hub's answer as one object"},
 	};
 	struct ws_error err = {0};
 	struct run_key key;
 	struct writer answer = WRITER_INIT(64u << 20), table = WRITER_INIT(64u << 20);
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
 	if (hub == NULL || key_file == NULL)

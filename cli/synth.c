@@ -12,7 +12,7 @@
 
 #include "cli/cli.h"
 
-#define SHARD_COUNT 3
+#define SHARD_COUNT    3
 #define CHUNK_ELEMENTS 65536
 
 struct synth {
@@ -32,9 +32,11 @@ static void fill(enum ws_dtype dtype, uint64_t hash, uint64_t first, uint64_t co
 		uint64_t bits = mix64(hash ^ (first + i) * 0x9e3779b97f4a7c15ULL);
 		uint32_t exponent = 118 + (uint32_t)(bits >> 40 & 7);
 		if (dtype == WS_F32)
-			words[i] = (uint32_t)(bits & 1) << 31 | exponent << 23 | (uint32_t)(bits >> 8 & 0x7fffff);
+			words[i] = (uint32_t)(bits & 1) << 31 | exponent << 23 |
+				   (uint32_t)(bits >> 8 & 0x7fffff);
 		else
-			halves[i] = (uint16_t)((bits & 1) << 15 | exponent << 7 | (bits >> 8 & 0x7f));
+			halves[i] =
+				(uint16_t)((bits & 1) << 15 | exponent << 7 | (bits >> 8 & 0x7f));
 	}
 }
 
@@ -54,20 +56,23 @@ static int list_tensors(struct synth *synth, const struct model *model, struct w
 	}
 	synth->tensors = arena_array(&synth->arena, total, sizeof(*synth->tensors));
 	if (synth->tensors == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %llu tensors", (unsigned long long)total);
+		return ws_fail(err, -ENOMEM, "no memory for %llu tensors",
+			       (unsigned long long)total);
 	for (uint32_t r = 0; r < model_tensor_count(model); r++) {
 		const struct tensor_rule *rule = model_tensor(model, r);
 		if (rule->dtype != WS_BF16 && rule->dtype != WS_F32)
-			return ws_fail(err, -ENOTSUP, "'%s' is %s: synth makes bf16 and f32 only", rule->name,
-				       ws_dtype_name(rule->dtype));
+			return ws_fail(err, -ENOTSUP, "'%s' is %s: synth makes bf16 and f32 only",
+				       rule->name, ws_dtype_name(rule->dtype));
 		uint32_t layers = range_count(rule->layer_lo, rule->layer_hi);
 		uint32_t experts = range_count(rule->expert_lo, rule->expert_hi);
 		for (uint32_t i = 0; i < layers * experts; i++) {
 			struct st_tensor *tensor = &synth->tensors[synth->count++];
 			char name[512];
-			tensor_name(rule, rule->layer_lo < 0 ? -1 : rule->layer_lo + (int32_t)(i / experts),
-				    rule->expert_lo < 0 ? -1 : rule->expert_lo + (int32_t)(i % experts), name,
-				    sizeof(name));
+			tensor_name(
+				rule,
+				rule->layer_lo < 0 ? -1 : rule->layer_lo + (int32_t)(i / experts),
+				rule->expert_lo < 0 ? -1 : rule->expert_lo + (int32_t)(i % experts),
+				name, sizeof(name));
 			tensor->name = arena_copy(&synth->arena, name, strlen(name));
 			if (tensor->name == NULL)
 				return ws_fail(err, -ENOMEM, "no memory for the names");
@@ -84,8 +89,8 @@ static int list_tensors(struct synth *synth, const struct model *model, struct w
 	return 0;
 }
 
-static int write_data(struct st_writer *file, const struct synth *synth, const struct st_tensor *tensor,
-		      struct ws_error *err)
+static int write_data(struct st_writer *file, const struct synth *synth,
+		      const struct st_tensor *tensor, struct ws_error *err)
 {
 	static uint32_t chunk[CHUNK_ELEMENTS];
 	uint64_t each = ws_dtype_bytes(tensor->dtype), count = tensor->bytes / each;
@@ -138,8 +143,10 @@ static int write_shards(const struct synth *synth, struct ws_error *err)
 	for (uint32_t shard = 0; rc == 0 && shard < SHARD_COUNT; shard++) {
 		uint64_t bytes = 0;
 		uint32_t first = at;
-		snprintf(name, sizeof(name), "model-%05u-of-%05u.safetensors", shard + 1, SHARD_COUNT);
-		for (; at < synth->count && (shard + 1 == SHARD_COUNT || bytes < synth->bytes / SHARD_COUNT);
+		snprintf(name, sizeof(name), "model-%05u-of-%05u.safetensors", shard + 1,
+			 SHARD_COUNT);
+		for (; at < synth->count &&
+		       (shard + 1 == SHARD_COUNT || bytes < synth->bytes / SHARD_COUNT);
 		     at++) {
 			bytes += synth->tensors[at].bytes;
 			json_put_text(&json, synth->tensors[at].name, name);
@@ -192,23 +199,28 @@ static int synth_run(const struct command *command, int argc, char **argv)
 	uint64_t numerator = 1, denominator = 1;
 	struct synth synth = {.seed = 1};
 	struct option_spec options[] = {
-		{"model", 0, OPTION_TEXT, &name, "NAME", "a built-in model: qwen3-30b-a3b, llama-3-70b, .."},
+		{"model", 0, OPTION_TEXT, &name, "NAME",
+		 "a built-in model: qwen3-30b-a3b, llama-3-70b, .."},
 		{"scale", 0, OPTION_TEXT, &scale, "A/B", "share of the bytes: 1/64"},
 		{"seed", 0, OPTION_U64, &synth.seed, "N", "other contents (default 1)"},
-		{"output", 'o', OPTION_TEXT, &folder, "DIR", "where to write it; made if it isn't there"},
+		{"output", 'o', OPTION_TEXT, &folder, "DIR",
+		 "where to write it; made if it isn't there"},
 	};
 	struct ws_error err = {0};
 	struct model *model = NULL, *small = NULL;
 	char size[32];
 
-	int status = options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
 	if (name == NULL || folder == NULL)
 		return say_usage(command, "--model and -o are needed");
 	if (parse_scale(scale, &numerator, &denominator) != 0)
-		return say_usage(command, "option '--scale': '%s' is not a share of at most 1; a good one is 1/64",
-				 scale);
+		return say_usage(
+			command,
+			"option '--scale': '%s' is not a share of at most 1; a good one is 1/64",
+			scale);
 	synth.folder = folder;
 	int rc = model_builtin(&model, name, &err);
 	if (rc == 0)
@@ -222,7 +234,8 @@ static int synth_run(const struct command *command, int argc, char **argv)
 	if (rc == 0)
 		rc = write_config(&synth, small, &err);
 	if (rc == 0)
-		say("%s: %u tensors, %s", folder, synth.count, format_bytes(synth.bytes, size, sizeof(size)));
+		say("%s: %u tensors, %s", folder, synth.count,
+		    format_bytes(synth.bytes, size, sizeof(size)));
 	arena_release(&synth.arena);
 	model_free(small);
 	model_free(model);
