@@ -116,6 +116,11 @@ WS_API void ws_rollout_last(const struct ws_rollout *rollout, struct ws_rollout_
 WS_API int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
 			     struct ws_error *err);
 
+/* Tells the trainers (ws_trainer_verified) and `weightsync status` what a check of the live version
+ * found: bytes looked at, bytes that differ.  Kept until the next one. */
+WS_API void ws_rollout_say_verified(struct ws_rollout *rollout, uint64_t version, uint64_t bytes,
+				    uint64_t different_bytes);
+
 /* The expert map changed, or buffers moved: takes a new manifest text and address table at the
  * next wiring.  -EBUSY while an update is open. */
 WS_API int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest, size_t manifest_bytes,

@@ -90,6 +90,15 @@ struct ws_report {
 WS_API int ws_trainer_open(struct ws_trainer **trainer_out, const struct ws_trainer_options *options,
 			   struct ws_error *err);
 
+/* With hub_here: the endpoint that the hub is bound to, for the other members; else options.hub.
+ * Valid from open to close. */
+WS_API const char *ws_trainer_hub(const struct ws_trainer *trainer);
+
+/* What rollout ranks have said of a version with ws_rollout_say_verified: how many of them, and
+ * the sums of their bytes.  Never blocks. */
+WS_API void ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version, uint32_t *ranks_out,
+				uint64_t *bytes_out, uint64_t *different_out);
+
 /* NULL, half-open and started sides.  Leaves the run; rank 0 with the hub ends it for all.
  * Returns within 3 s. */
 WS_API void ws_trainer_close(struct ws_trainer *trainer);

@@ -165,6 +165,8 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
  * called; received bytes. */
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
+/* Rollouts: what a check of a version found; in beats, shown by status and by member_verified. */
+void member_say_verified(struct member *member, uint64_t version, uint64_t bytes, uint64_t different_bytes);
 /* Rollouts: ready, with a body for the trainers (buffer set, renewed keys).  Repeated until each
  * trainer's beat acknowledged it. */
 int member_say_ready(struct member *member, uint64_t attempt, const void *body, uint32_t bytes,
@@ -196,6 +198,9 @@ struct replica_view {
 	struct ws_error error;       /* why it was dropped or aborted */
 };
 uint32_t member_replicas(const struct member *member, struct replica_view *views_out, uint32_t count);
+/* Trainers: the sums over the rollout ranks whose last check was of this version. */
+void member_verified(const struct member *member, uint64_t version, uint32_t *ranks_out,
+		     uint64_t *bytes_out, uint64_t *different_out);
 /* Whether that attempt is over; err says why it was aborted, or that fewer than min_replicas went
  * live (code 0: neither).  For an attempt that isn't over, or hasn't begun (UINT64_MAX), err says
  * what the hub is waiting for (-EAGAIN; 0: nothing). */
