@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rollout rank of a job: an engine that does nothing but hold weights.  Each version that goes
+ * live is compared with the oracle (--verify), written to a file (--dump) or told to a command
+ * (--on-reload).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "cli/roles.h"
+
+#define HUB_GONE_MS 30000 /* a hub that doesn't come back by then is gone for good */
+#define ARGV_MAX 64
+
+extern char **environ;
+
+struct holder {
+	struct job *job;
+	struct ws_rollout *rollout;
+	struct rank_memory memory;
+	struct oracle *oracle; /* NULL without --verify */
+	uint64_t seen;         /* the last version looked at */
+	int status;
+};
+
+/* Starts CMD with the version in its environment; argv is split at blanks, no shell. */
+static int start_command(const struct holder *holder, const char *text, uint64_t version, pid_t *pid_out,
+			 struct ws_error *err)
+{
+	struct arena arena = {0};
+	char *argv[ARGV_MAX + 1] = {0};
+	char *envp[512] = {0};
+	char *rest = arena_copy(&arena, text, strlen(text)), *word;
+	size_t count = 0, env_count = 0;
+	uint64_t digest = 0, all = 0;
+
+	while (rest != NULL && count < ARGV_MAX && (word = strsep(&rest, " ")) != NULL)
+		if (*word != '\0')
+			argv[count++] = word;
+	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
+		/* The engine is paused inside the hook, so the bytes are still. */
+		struct ws_memory at = param_memory(&holder->memory, i);
+		const char *name = holder->memory.params.params[i].name;
+		digest = digest_bytes(at.base, at.bytes, digest_bytes(name, strlen(name), 0));
+		all ^= digest;
+	}
+	for (char **at = environ; *at != NULL && env_count < ARRAY_SIZE(envp) - 5; at++)
+		envp[env_count++] = *at;
+	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_VERSION=%" PRIu64, version);
+	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_DIGEST=%016" PRIx64, all);
+	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_REPLICA=%u", holder->job->replica);
+	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_RANK=%u", holder->job->rank);
+	int rc = count == 0 ? ENOENT : posix_spawnp(pid_out, argv[0], NULL, NULL, argv, envp);
+	if (rc != 0)
+		ws_fail(err, -rc, "cannot start '%s': %s", text, strerror(rc));
+	arena_release(&arena);
+	return -rc;
+}
+
+static int run_command(const struct holder *holder, const char *text, uint64_t version, struct ws_error *err)
+{
+	pid_t pid = -1;
+	int state = 0;
+	uint64_t until = deadline_in_ms(holder->job->reload_ms);
+
+	int rc = start_command(holder, text, version, &pid, err);
+	if (rc != 0)
+		return rc;
+	for (;;) {
+		pid_t ended = waitpid(pid, &state, WNOHANG);
+		if (ended == pid)
+			break;
+		if (ended < 0)
+			return ws_fail(err, -errno, "cannot wait for '%s': %s", text, strerror(errno));
+		if (clock_ns() > until || stop_asked()) {
+			kill(pid, SIGKILL);
+			waitpid(pid, &state, 0);
+			return ws_fail(err, -ETIMEDOUT, "'%s' hadn't ended after %u ms and was killed", text,
+				       holder->job->reload_ms);
+		}
+		sleep_ns(2000000);
+	}
+	if (WIFSIGNALED(state))
+		return ws_fail(err, -EIO, "'%s' was ended by signal %d", text, WTERMSIG(state));
+	if (WEXITSTATUS(state) != 0)
+		return ws_fail(err, -EIO, "'%s' ended with status %d", text, WEXITSTATUS(state));
+	return 0;
+}
+
+static int on_reload(void *arg, uint64_t version, struct ws_error *err)
+{
+	const struct holder *holder = arg;
+	const char *wanted = holder->job->on_reload;
+	if (wanted == NULL)
+		return 0;
+	return run_command(holder, wanted + strlen("exec:"), version, err);
+}
+
+static void on_abort(void *arg, uint64_t version, bool serving_old, const struct ws_error *why)
+{
+	const struct holder *holder = arg;
+	say("weightsync: rollout %u.%u: version %" PRIu64 " was aborted, %s: %s", holder->job->replica,
+	    holder->job->rank, version,
+	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version", why->text);
+}
+
+static int verify_version(struct holder *holder, uint64_t version, struct ws_error *err)
+{
+	uint64_t verified = 0, different = 0;
+	struct ws_error first = {0};
+	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
+		const struct param *param = &holder->memory.params.params[i];
+		struct ws_memory at = param_memory(&holder->memory, i);
+		uint64_t bytes = 0, bad = 0;
+		int rc = oracle_compare(holder->oracle, param->name, param->dtype, at.base, at.bytes, version,
+					&bytes, &bad, first.code == 0 ? &first : NULL, err);
+		if (rc != 0)
+			return ws_fail_in(err, rc, "cannot verify version %" PRIu64, version);
+		verified += bytes;
+		different += bad;
+	}
+	if (different != 0) {
+		say("weightsync: rollout %u.%u: version %" PRIu64 ": %" PRIu64 " bytes differ; first: %s",
+		    holder->job->replica, holder->job->rank, version, different, first.text);
+		holder->status = EXIT_DIFFERENT;
+	}
+	ws_rollout_say_verified(holder->rollout, version, verified, different);
+	return 0;
+}
+
+/* {dump}.safetensors; with several ranks each writes its own: r0-1.FILE */
+static int dump_version(const struct holder *holder, struct ws_error *err)
+{
+	const struct rank_memory *memory = &holder->memory;
+	struct st_writer file = ST_WRITER_INIT;
+	struct arena arena = {0};
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s", holder->job->dump);
+	if (holder->job->world > 1) {
+		const char *slash = strrchr(holder->job->dump, '/');
+		int folder = slash == NULL ? 0 : (int)(slash - holder->job->dump) + 1;
+		snprintf(path, sizeof(path), "%.*srank%u.%s", folder, holder->job->dump, holder->job->rank,
+			 holder->job->dump + folder);
+	}
+	struct st_tensor *tensors = arena_array(&arena, memory->params.count, sizeof(*tensors));
+	if (tensors == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the dump's header");
+	for (uint32_t i = 0; i < memory->params.count; i++) {
+		const struct param *param = &memory->params.params[i];
+		tensors[i] = (struct st_tensor){.name = param->name,
+						.dtype = param->dtype,
+						.dim_count = param->form->dim_count,
+						.bytes = param->bytes};
+		for (uint32_t d = 0; d < param->form->dim_count; d++)
+			tensors[i].dim[d] = param->form->dim[d];
+	}
+	int rc = st_writer_begin(&file, path, tensors, memory->params.count, err);
+	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++) {
+		struct ws_memory at = param_memory(memory, i);
+		rc = st_writer_add(&file, at.base, at.bytes, err);
+	}
+	if (rc == 0)
+		rc = st_writer_end(&file, err);
+	st_writer_close(&file);
+	arena_release(&arena);
+	return rc;
+}
+
+/* A version is live: the engine would serve it; this one looks at it. */
+static int on_resume(void *arg, uint64_t version, struct ws_error *err)
+{
+	struct holder *holder = arg;
+	int rc = 0;
+	holder->seen = version;
+	if (holder->oracle != NULL)
+		rc = verify_version(holder, version, err);
+	if (rc == 0 && holder->job->dump != NULL)
+		rc = dump_version(holder, err);
+	return rc;
+}
+
+static int open_rollout(struct holder *holder, struct ws_error *err)
+{
+	struct job *job = holder->job;
+	struct ws_rollout_options options = {
+		.hub = job->hub,
+		.key_file = job->key_file,
+		.replica = job->replica,
+		.rank = job->rank,
+		.world = job->world,
+		.manifest = job->rollout_text,
+		.manifest_bytes = job->rollout_bytes,
+		.transport = job->transport,
+		.provider = job->provider,
+		.nics = job->nics,
+		.nic_count = job->nic_count,
+		.buffers = job->inplace ? WS_INPLACE : WS_DOUBLE,
+	};
+	struct ws_rollout_hooks hooks = {
+		.on_reload = on_reload, .on_resume = on_resume, .on_abort = on_abort};
+
+	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, err);
+	if (rc == 0 && job->verify)
+		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes, job->rollout_text,
+				 job->rollout_bytes, job->rank, &job->checkpoint, err);
+	if (rc == 0)
+		rc = ws_rollout_open(&holder->rollout, &options, &hooks, holder, err);
+	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
+		struct ws_memory at = param_memory(&holder->memory, i);
+		if (at.bytes > 0)
+			rc = ws_rollout_add(holder->rollout, holder->memory.params.params[i].name, &at, err);
+	}
+	if (rc == 0)
+		rc = ws_rollout_start(holder->rollout, job->start_ms, err);
+	return rc;
+}
+
+/* The engine's loop.  0: the run ended normally. */
+static int step_until_over(struct holder *holder, struct ws_error *err)
+{
+	uint64_t gone_until = 0;
+	for (;;) {
+		struct pollfd fd = {.fd = ws_rollout_fd(holder->rollout), .events = POLLIN};
+		if (poll(&fd, 1, 50) < 0 && errno != EINTR)
+			return ws_fail(err, -errno, "cannot wait: %s", strerror(errno));
+		if (stop_asked())
+			return ws_fail(err, -ECANCELED, "stopped by a signal");
+		int rc = ws_rollout_step(holder->rollout, err);
+		if (rc == -ECANCELED)
+			return 0;
+		if (rc == 0)
+			gone_until = 0;
+		else if (rc != -ECONNRESET)
+			return rc;
+		else if (gone_until == 0)
+			gone_until = deadline_in_ms(HUB_GONE_MS);
+		else if (clock_ns() > gone_until)
+			return rc;
+	}
+}
+
+int rollout_role(struct job *job)
+{
+	struct holder holder = {.job = job};
+	struct ws_error err = {0};
+
+	int rc = open_rollout(&holder, &err);
+	if (rc == 0)
+		rc = step_until_over(&holder, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "rollout %u.%u", job->replica, job->rank);
+		say_failure(&err);
+		holder.status = holder.status != EXIT_OK ? holder.status : EXIT_FAILED;
+	}
+	ws_rollout_close(holder.rollout);
+	oracle_close(holder.oracle);
+	rank_memory_release(&holder.memory);
+	return holder.status;
+}

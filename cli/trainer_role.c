@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A trainer rank of a job: fills its params from the checkpoint, then per version changes them,
+ * pushes, and (rank 0) says what happened.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "cli/roles.h"
+
+/* What rank 0 prints of one version. */
+struct outcome {
+	const struct ws_report *report;
+	uint64_t bytes;               /* of all receivers */
+	uint64_t verified, different; /* by all rollout ranks */
+	uint32_t verified_ranks;
+	const struct ws_error *error; /* of the push */
+};
+
+static double seconds(uint64_t ns)
+{
+	return (double)ns / 1e9;
+}
+
+static void put_phases(struct json_writer *json, const struct ws_report *report)
+{
+	json_begin_object(json, "phases");
+	json_put_number(json, "begin", seconds(report->begin_ns), 6);
+	json_put_number(json, "stage", seconds(report->stage_ns), 6);
+	json_put_number(json, "exchange", seconds(report->exchange_ns), 6);
+	json_put_number(json, "quantize", seconds(report->quantize_ns), 6);
+	json_put_number(json, "write", seconds(report->write_ns), 6);
+	json_put_number(json, "landed", seconds(report->landed_ns), 6);
+	json_put_number(json, "pause", seconds(report->pause_ns), 6);
+	json_put_number(json, "reload", seconds(report->reload_ns), 6);
+	json_end_object(json);
+}
+
+static void put_replicas(struct json_writer *json, const struct ws_report *report)
+{
+	json_begin_array(json, "replicas");
+	for (uint32_t i = 0; i < report->replica_count; i++) {
+		const struct ws_replica_report *replica = &report->replicas[i];
+		json_begin_object(json, NULL);
+		json_put_u64(json, "replica", replica->replica);
+		json_put_bool(json, "live", replica->live);
+		json_put_u64(json, "version", replica->live_version);
+		json_put_text(json, "error", replica->text);
+		json_end_object(json);
+	}
+	json_end_array(json);
+}
+
+static int put_json(const struct outcome *outcome)
+{
+	const struct ws_report *report = outcome->report;
+	struct writer out = WRITER_INIT(1u << 20);
+	struct json_writer json = {.out = &out};
+
+	json_begin_object(&json, NULL);
+	json_put_u64(&json, "version", report->version);
+	json_put_bool(&json, "ok", outcome->error->code == 0 && outcome->different == 0);
+	json_put_number(&json, "seconds", seconds(report->total_ns), 6);
+	json_put_u64(&json, "bytes", outcome->bytes);
+	json_put_u64(&json, "verified_bytes", outcome->verified);
+	json_put_u64(&json, "different_bytes", outcome->different);
+	put_phases(&json, report);
+	json_begin_array(&json, "nics");
+	for (uint32_t i = 0; i < report->nic_count; i++) {
+		json_begin_object(&json, NULL);
+		json_put_text(&json, "name", report->nic_name[i]);
+		json_put_u64(&json, "bytes_sent", report->nic_bytes[i]);
+		json_end_object(&json);
+	}
+	json_end_array(&json);
+	put_replicas(&json, report);
+	json_put_u64(&json, "attempt", report->attempt);
+	json_put_u64(&json, "staging_high_bytes", report->staging_high_bytes);
+	json_put_text(&json, "slowest_peer", report->slowest_peer);
+	json_put_text(&json, "error", outcome->error->text);
+	json_end_object(&json);
+	write_format(&out, "\n");
+	int status = put_stdout(&out);
+	writer_release(&out);
+	return status;
+}
+
+static int put_line(const struct outcome *outcome)
+{
+	const struct ws_report *report = outcome->report;
+	struct writer out = WRITER_INIT(65536);
+	char size[32], checked[32];
+
+	if (outcome->error->code != 0)
+		return EXIT_OK; /* the sentence follows on stderr */
+	write_format(&out,
+		     "version %" PRIu64 "  %.3f s  %s  %.2f GB/s  begin %.3f write %.3f landed %.3f pause %.3f "
+		     "reload %.3f",
+		     report->version, seconds(report->total_ns), format_bytes(outcome->bytes, size, sizeof(size)),
+		     (double)outcome->bytes / ((double)report->total_ns + 1), seconds(report->begin_ns),
+		     seconds(report->write_ns), seconds(report->landed_ns), seconds(report->pause_ns),
+		     seconds(report->reload_ns));
+	if (outcome->verified_ranks > 0)
+		write_format(&out, "  verified %s on %u ranks",
+			     format_bytes(outcome->verified, checked, sizeof(checked)), outcome->verified_ranks);
+	write_format(&out, "\n");
+	int status = put_stdout(&out);
+	writer_release(&out);
+	return status;
+}
+
+/* Bytes that one update moves: what every rank of a replica receives, over all replicas. */
+static int count_bytes(const struct job *job, uint64_t *bytes_out, struct ws_error *err)
+{
+	uint64_t bytes = 0;
+	int rc = 0;
+	for (uint32_t rank = 0; rc == 0 && job->rollout != NULL && rank < manifest_world(job->rollout); rank++) {
+		struct arena arena = {0};
+		struct rank_params params;
+		rc = manifest_params(job->rollout, rank, &arena, &params, err);
+		for (uint32_t i = 0; rc == 0 && i < params.count; i++)
+			bytes += params.params[i].form->covered_count *
+				 ws_dtype_bytes(params.params[i].dtype);
+		arena_release(&arena);
+	}
+	*bytes_out = bytes * job->replicas;
+	return rc;
+}
+
+/* Waits until every rollout rank has said what it found in this version. */
+static int wait_verified(struct ws_trainer *trainer, const struct job *job, struct outcome *outcome,
+			 struct ws_error *err)
+{
+	uint64_t until = deadline_in_ms(job->deadline_ms);
+	uint32_t want = job->replicas * manifest_world(job->rollout);
+	for (;;) {
+		ws_trainer_verified(trainer, outcome->report->version, &outcome->verified_ranks,
+				    &outcome->verified, &outcome->different);
+		if (outcome->verified_ranks >= want)
+			return 0;
+		if (stop_asked())
+			return ws_fail(err, -ECANCELED, "stopped by a signal");
+		if (clock_ns() > until)
+			return ws_fail(err, -ETIMEDOUT,
+				       "only %u of %u rollout ranks have said what they found in version %" PRIu64,
+				       outcome->verified_ranks, want, outcome->report->version);
+		sleep_ns(2000000);
+	}
+}
+
+static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version, uint64_t bytes,
+			uint64_t *verified_total)
+{
+	struct ws_error err = {0};
+	struct ws_report report = {0};
+	struct outcome outcome = {.report = &report, .bytes = bytes, .error = &err};
+
+	int rc = ws_trainer_push(trainer, version, job->deadline_ms, &report, &err);
+	report.version = version;
+	if (rc == 0 && job->rank == 0 && job->verify)
+		rc = wait_verified(trainer, job, &outcome, &err);
+	int status = EXIT_OK;
+	if (job->rank == 0)
+		status = job->as_json ? put_json(&outcome) : put_line(&outcome);
+	*verified_total += outcome.verified;
+	if (rc != 0)
+		return say_failure(&err);
+	if (outcome.different != 0) {
+		say("weightsync: version %" PRIu64 ": %" PRIu64 " of %" PRIu64 " bytes differ from the checkpoint's",
+		    version, outcome.different, outcome.verified);
+		return EXIT_DIFFERENT;
+	}
+	return status;
+}
+
+static int push_versions(struct ws_trainer *trainer, struct job *job, const struct rank_memory *memory)
+{
+	struct ws_error err = {0};
+	uint64_t bytes = 0, verified = 0, present = 0;
+	int status = EXIT_OK;
+
+	if (job->rank == 0 && count_bytes(job, &bytes, &err) != 0)
+		return say_failure(&err);
+	for (uint32_t i = 0; i < job->updates && status == EXIT_OK; i++) {
+		uint64_t version = job->first_version + i;
+		if (i > 0 && job->interval_ms > 0)
+			sleep_ns((uint64_t)job->interval_ms * 1000000u);
+		change_params(memory, job->trainer, job->rank, present, version);
+		present = version;
+		status = push_version(trainer, job, version, bytes, &verified);
+		if (stop_asked())
+			return EXIT_FAILED;
+	}
+	if (job->rank == 0 && job->verify && status == EXIT_OK)
+		say("weightsync: %u versions, every byte verified: %" PRIu64 " bytes", job->updates, verified);
+	return status;
+}
+
+static int open_trainer(struct ws_trainer **trainer_out, const struct job *job, bool hub_here,
+			struct ws_error *err)
+{
+	struct ws_trainer_options options = {
+		.hub = job->hub,
+		.hub_here = hub_here,
+		.key_file = job->key_file,
+		.rank = job->rank,
+		.world = job->world,
+		.manifest = job->trainer_text,
+		.manifest_bytes = job->trainer_bytes,
+		.transport = job->transport,
+		.provider = job->provider,
+		.nics = job->nics,
+		.nic_count = job->nic_count,
+		.staging_bytes = job->staging_bytes,
+		.op_bytes = job->rules.op_bytes,
+		.recv_staging_bytes = job->rules.recv_staging_bytes,
+		.run_bytes_min = job->rules.run_bytes_min,
+		.bucket_bytes = job->rules.bucket_bytes,
+		.replica_ranks = job->rollout != NULL ? manifest_world(job->rollout) : 0,
+		.min_replicas = job->replicas,
+		.wire_digests = job->rules.wire_digests,
+		.barrier = job->rules.barrier,
+		.lost_ms = job->lost_ms,
+		.phase_ms = job->phase_ms,
+	};
+	return ws_trainer_open(trainer_out, &options, err);
+}
+
+static int add_params(struct ws_trainer *trainer, const struct rank_memory *memory, struct ws_error *err)
+{
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++) {
+		struct ws_memory at = param_memory(memory, i);
+		if (at.bytes > 0)
+			rc = ws_trainer_add(trainer, memory->params.params[i].name, &at, err);
+	}
+	return rc;
+}
+
+int trainer_role(struct job *job, struct rendezvous *meet)
+{
+	struct ws_error err = {0};
+	struct ws_trainer *trainer = NULL;
+	struct rank_memory memory = {0};
+	bool hub_here = meet != NULL && meet->mine;
+
+	int rc = rank_memory_make(&memory, job->trainer, job->rank, &err);
+	if (rc == 0)
+		rc = open_trainer(&trainer, job, hub_here, &err);
+	cancel_on_signal(trainer);
+	/* The others look for the hub while this rank still reads its checkpoint. */
+	if (rc == 0 && hub_here)
+		rc = rendezvous_say_hub(meet, ws_trainer_hub(trainer), &err);
+	if (rc == 0)
+		rc = fill_params(&memory, job->trainer, job->rank, &job->checkpoint, &err);
+	if (rc == 0)
+		rc = add_params(trainer, &memory, &err);
+	if (rc == 0)
+		rc = ws_trainer_start(trainer, job->start_ms, &err);
+	if (rc != 0)
+		ws_fail_in(&err, rc, "trainer %u", job->rank);
+	int status = rc != 0 ? say_failure(&err) : push_versions(trainer, job, &memory);
+	cancel_on_signal(NULL);
+	ws_trainer_close(trainer);
+	rank_memory_release(&memory);
+	return status;
+}
