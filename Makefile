@@ -56,7 +56,7 @@ EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
 
 all: $(BUILD)/weightsync $(BUILD)/libweightsync.a $(EXAMPLES) ## the command, the library and the examples
 
-tests: all $(TESTS) ## builds the test programs without running them
+tests: $(TESTS) ## builds the test programs without running them
 
 # What the command, tests and benches link: every object, internal names visible.
 $(BUILD)/internal.a: $(OBJECTS)
@@ -68,11 +68,15 @@ $(BUILD)/libweightsync.a: $(OBJECTS)
 	objcopy --localize-hidden $(BUILD)/weightsync.o
 	rm -f $@ && ar rcs $@ $(BUILD)/weightsync.o
 
-$(BUILD)/weightsync: $(call objects,$(CLI_SOURCES) $(BENCH_SOURCES)) $(BUILD)/internal.a
+# The commands and benches, for the command and for tests of them.
+$(BUILD)/commands.a: $(call objects,$(filter-out cli/main.c,$(CLI_SOURCES)) $(BENCH_SOURCES))
+	rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/weightsync: $(BUILD)/cli/main.o $(BUILD)/commands.a $(BUILD)/internal.a
 	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
 
-$(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS))) \
-		$(call objects,$(filter-out cli/main.c,$(CLI_SOURCES)) $(BENCH_SOURCES)) $(BUILD)/internal.a
+$(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS))) $(BUILD)/commands.a \
+		$(BUILD)/internal.a
 	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL) $(CHECK_LIBS)
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
