@@ -28,8 +28,8 @@
 
 #include "lib/base/base.h"
 
-#define NIC_NAME_MAX 96
-#define NICS_MAX 16          /* of one rank */
+#define NIC_NAME_MAX	  96
+#define NICS_MAX	  16 /* of one rank */
 #define ADDRESS_BYTES_MAX 256
 
 struct transport;
@@ -46,47 +46,48 @@ struct address {
 struct mr {
 	struct ws_memory memory; /* borrowed until dereg */
 	uint64_t key;
-	uint64_t base;  /* how a peer must spell the address of memory's first byte */
-	void *local;    /* the transport's own */
+	uint64_t base; /* how a peer must spell the address of memory's first byte */
+	void *local;   /* the transport's own */
 };
 
 /* What a transport embeds first in its NIC.  Filled by open, constant afterwards. */
 struct nic {
 	const struct transport *transport;
-	char name[NIC_NAME_MAX];    /* for people: "tcp 127.0.0.1", "mlx5_0 port 1" */
-	char subnet[NIC_NAME_MAX];  /* rails are paired where this is equal */
-	uint64_t mbps;              /* line rate in Mb/s, for shares; 0 = unknown */
+	char name[NIC_NAME_MAX];   /* for people: "tcp 127.0.0.1", "mlx5_0 port 1" */
+	char subnet[NIC_NAME_MAX]; /* rails are paired where this is equal */
+	uint64_t mbps;		   /* line rate in Mb/s, for shares; 0 = unknown */
 	uint64_t op_bytes_max;
 	uint32_t ops_in_flight_max; /* post takes no more than this many unreported ops */
-	uint32_t imm_bytes;         /* at least 4 */
-	bool gpu_memory;            /* reg takes WS_CUDA */
-	bool fences_one_peer;       /* else peer_close of one fences all of this NIC's peers */
-	int wait_fd;                /* readable when poll may yield something; -1: only polling tells */
-	uint64_t protocol;          /* both ends of a connection must have the same: a digest of
-				     * provider, API version and modes */
+	uint32_t imm_bytes;	    /* at least 4 */
+	bool gpu_memory;	    /* reg takes WS_CUDA */
+	bool fences_one_peer;	    /* else peer_close of one fences all of this NIC's peers */
+	int wait_fd;	   /* readable when poll may yield something; -1: only polling tells */
+	uint64_t protocol; /* both ends of a connection must have the same: a digest of
+			    * provider, API version and modes */
 };
 
 /* One write.  All pointers are borrowed until post returns; memory until SENT or FAILED. */
 struct op {
 	struct peer *peer;
-	const void *local;         /* may be NULL where bytes is 0 or the op is placed */
+	const void *local;	   /* may be NULL where bytes is 0 or the op is placed */
 	const struct mr *local_mr; /* the registration that holds local; may be NULL with local */
-	uint64_t remote;           /* the peer's mr.base plus an offset */
+	uint64_t remote;	   /* the peer's mr.base plus an offset */
 	uint64_t remote_key;
 	uint64_t bytes;
-	uint64_t id;               /* comes back in the op's event */
+	uint64_t id; /* comes back in the op's event */
 	uint32_t imm;
-	bool placed;               /* bytes are at the peer already; only the imm is to be delivered */
+	bool placed; /* bytes are at the peer already; only the imm is to be delivered */
 };
 
 enum event_kind { EVENT_SENT = 1, EVENT_FAILED, EVENT_IMM };
 
 struct event {
 	enum event_kind kind;
-	int status;        /* FAILED: the negative errno; -ECANCELED when the peer was closed */
-	uint64_t id;       /* SENT, FAILED: the op's */
-	uint32_t imm;      /* IMM */
-	struct peer *peer; /* SENT, FAILED: the op's; IMM: the writer where the NIC knows it, or NULL */
+	int status;   /* FAILED: the negative errno; -ECANCELED when the peer was closed */
+	uint64_t id;  /* SENT, FAILED: the op's */
+	uint32_t imm; /* IMM */
+	struct peer
+		*peer; /* SENT, FAILED: the op's; IMM: the writer where the NIC knows it, or NULL */
 };
 
 struct transport {
@@ -100,7 +101,8 @@ struct transport {
 	void (*close)(struct nic *nic);
 	/* *mr is the caller's storage and must stay in place until dereg.  -ENOTSUP for memory this
 	 * NIC can't reach, -ENOSPC for a limit, with need, allowance and remedy in the sentence. */
-	int (*reg)(struct nic *nic, const struct ws_memory *memory, struct mr *mr, struct ws_error *err);
+	int (*reg)(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
+		   struct ws_error *err);
 	void (*dereg)(struct nic *nic, struct mr *mr);
 	int (*peer_open)(struct nic *nic, struct peer **peer_out, struct address *address_out,
 			 struct ws_error *err);
@@ -116,7 +118,8 @@ struct transport {
 	 * with abandon): the half was set aside for ever, so that nothing can land any more.
 	 */
 	int (*peer_close)(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
-	/* Takes ops in order and returns how many it took; 0: full, poll first; negative: NIC lost. */
+	/* Takes ops in order and returns how many it took; 0: full, poll first; negative: NIC lost.
+	 */
 	int (*post)(struct nic *nic, const struct op *ops, int count);
 	/* Returns how many events it wrote; 0: nothing now; negative: NIC lost.  Never blocks. */
 	int (*poll)(struct nic *nic, struct event *events_out, int count);
@@ -140,7 +143,7 @@ struct nic_info {
 	char transport[16], device[NIC_NAME_MAX], subnet[NIC_NAME_MAX], state[32];
 	char skipped[128]; /* why it isn't used by default; empty if it is */
 	uint64_t mbps;
-	int numa;          /* -1 unknown */
+	int numa; /* -1 unknown */
 };
 
 /* topology.c: what this host offers to a transport and provider; *infos_out is in arena. */

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * "provider/source": which of libfabric's offers a device's name means, and what a NIC over it
+ * says of itself.  The source is a local IPv4 address, an interface or a libfabric domain.
+ */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/transport/fabric.h"
+#include "lib/transport/tables.h"
+
+/* What is asked of every provider.  The returned modes rule, not these. */
+static struct fi_info *hints_make(const char *provider)
+{
+	struct fi_info *hints = fi_allocinfo();
+
+	if (hints == NULL)
+		return NULL;
+	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+	hints->mode = FI_CONTEXT | FI_CONTEXT2;
+	hints->ep_attr->type = FI_EP_RDM;
+	hints->domain_attr->mr_mode =
+		FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	hints->domain_attr->threading = FI_THREAD_DOMAIN;
+	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+	hints->domain_attr->av_type = FI_AV_TABLE;
+	hints->fabric_attr->prov_name = strdup(provider); /* fi_freeinfo frees it */
+	if (hints->fabric_attr->prov_name == NULL) {
+		fi_freeinfo(hints);
+		return NULL;
+	}
+	return hints;
+}
+
+static bool is_ipv4(const char *text)
+{
+	struct in_addr address;
+
+	return inet_pton(AF_INET, text, &address) == 1;
+}
+
+/* The address by which libfabric is to bind, or "" where source can only be a domain's name. */
+static int source_address(const char *source, struct interface *interface, char address[16],
+			  struct ws_error *err)
+{
+	address[0] = 0;
+	int rc = interface_find(source, interface, is_ipv4(source) ? err : NULL);
+	if (rc == 0 && !interface->up)
+		return ws_fail(err, -ENODEV, "interface '%s' is down; bring it up or name another",
+			       interface->name);
+	if (rc == 0)
+		snprintf(address, 16, "%s", is_ipv4(source) ? source : interface->address);
+	else if (is_ipv4(source))
+		return rc;
+	return 0;
+}
+
+static int info_check(const struct fi_info *info, const char *device, struct ws_error *err)
+{
+	const int handled = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+
+	if (info->domain_attr->cq_data_size < 4)
+		return ws_fail(err, -ENOTSUP,
+			       "'%s' carries %zu bytes with a write and 4 are needed; "
+			       "choose another provider",
+			       device, info->domain_attr->cq_data_size);
+	if ((info->domain_attr->mr_mode & ~handled) != 0)
+		return ws_fail(err, -ENOTSUP,
+			       "'%s' wants memory registered in a way (mr_mode 0x%x) that isn't "
+			       "built in; choose another provider",
+			       device, (unsigned)info->domain_attr->mr_mode);
+	if ((info->mode & ~(FI_CONTEXT | FI_CONTEXT2 | FI_BUFFERED_RECV)) != 0)
+		return ws_fail(err, -ENOTSUP,
+			       "'%s' wants a mode (0x%llx) that isn't built in; "
+			       "choose another provider",
+			       device, (unsigned long long)info->mode);
+	return 0;
+}
+
+static void nic_describe(struct nic *nic, const struct fi_info *info,
+			 const struct interface *interface, const char *source,
+			 const char *provider)
+{
+	snprintf(nic->name, sizeof(nic->name), "%.32s %.60s", provider, source);
+	if (interface->subnet[0] != 0)
+		snprintf(nic->subnet, sizeof(nic->subnet), "%s", interface->subnet);
+	else
+		snprintf(nic->subnet, sizeof(nic->subnet), "%.90s",
+			 info->fabric_attr->name != NULL ? info->fabric_attr->name : provider);
+	nic->mbps = interface->mbps;
+	if (nic->mbps == 0 && info->nic != NULL && info->nic->link_attr != NULL)
+		nic->mbps = info->nic->link_attr->speed / 1000000u;
+}
+
+/* The first offer whose domain is named so; the offers are the caller's. */
+static struct fi_info *domain_pick(struct fi_info *offers, const char *source)
+{
+	for (struct fi_info *info = offers; info != NULL; info = info->next)
+		if (info->domain_attr->name != NULL && strcmp(info->domain_attr->name, source) == 0)
+			return info;
+	return NULL;
+}
+
+int fabric_device_find(const char *device, struct nic *nic, struct fi_info **info_out,
+		       struct ws_error *err)
+{
+	char provider[32], address[16];
+	struct interface interface = {0};
+	struct fi_info *offers = NULL;
+	const char *slash = strchr(device, '/');
+
+	*info_out = NULL;
+	if (slash == NULL || slash == device || slash[1] == 0 ||
+	    (size_t)(slash - device) >= sizeof(provider))
+		return ws_fail(err, -EINVAL,
+			       "'%s' isn't a fabric device; write provider/source, as in "
+			       "tcp/127.0.0.1, tcp/eth0 or efa/rdmap0s6-rdm",
+			       device);
+	snprintf(provider, sizeof(provider), "%.*s", (int)(slash - device), device);
+	int rc = source_address(slash + 1, &interface, address, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "cannot open '%s'", device);
+	struct fi_info *hints = hints_make(provider);
+	if (hints == NULL)
+		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", device);
+	rc = fi_getinfo(FABRIC_API, address[0] != 0 ? address : NULL, NULL,
+			address[0] != 0 ? FI_SOURCE : 0, hints, &offers);
+	fi_freeinfo(hints);
+	if (rc != 0)
+		return ws_fail(err, -ENODEV, "libfabric's provider '%s' has nothing at '%s': %s",
+			       provider, slash + 1, fi_strerror(-rc));
+	struct fi_info *info = address[0] != 0 ? offers : domain_pick(offers, slash + 1);
+	if (info == NULL)
+		rc = ws_fail(err, -ENODEV,
+			     "'%s' is no address, interface or domain of provider '%s' here; "
+			     "`weightsync nics` lists them",
+			     slash + 1, provider);
+	if (rc == 0)
+		rc = info_check(info, device, err);
+	if (rc == 0) {
+		*info_out = fi_dupinfo(info);
+		if (*info_out == NULL)
+			rc = ws_fail(err, -ENOMEM, "no memory for the NIC '%s'", device);
+	}
+	if (rc == 0)
+		nic_describe(nic, *info_out, &interface, slash + 1, provider);
+	fi_freeinfo(offers);
+	return rc;
+}
+
+static void offer_fill(struct nic_info *info, const struct fi_info *offer, const char *provider)
+{
+	snprintf(info->transport, sizeof(info->transport), "fabric");
+	snprintf(info->device, sizeof(info->device), "%.30s/%.60s", provider,
+		 offer->domain_attr->name);
+	snprintf(info->subnet, sizeof(info->subnet), "%.90s",
+		 offer->fabric_attr->name != NULL ? offer->fabric_attr->name : "");
+	snprintf(info->state, sizeof(info->state), "offered");
+	info->numa = -1;
+	if (offer->nic != NULL && offer->nic->link_attr != NULL) {
+		info->mbps = offer->nic->link_attr->speed / 1000000u;
+		snprintf(info->state, sizeof(info->state), "%s",
+			 offer->nic->link_attr->state == FI_LINK_DOWN ? "down" : "up");
+	}
+	if (strcmp(info->state, "down") == 0)
+		snprintf(info->skipped, sizeof(info->skipped), "its link is down");
+}
+
+static bool offer_known(const struct nic_info *infos, uint32_t count, const struct nic_info *info)
+{
+	for (uint32_t i = 0; i < count; i++)
+		if (strcmp(infos[i].device, info->device) == 0)
+			return true;
+	return false;
+}
+
+int fabric_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
+		  uint32_t *count_out, struct ws_error *err)
+{
+	struct fi_info *hints = hints_make(provider), *offers = NULL;
+	uint32_t room = 0;
+
+	*infos_out = NULL;
+	*count_out = 0;
+	if (hints == NULL)
+		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
+	int rc = fi_getinfo(FABRIC_API, NULL, NULL, 0, hints, &offers);
+	fi_freeinfo(hints);
+	if (rc == -FI_ENODATA)
+		return 0;
+	if (rc != 0)
+		return ws_fail(err, -ENODEV, "libfabric can't list provider '%s': %s", provider,
+			       fi_strerror(-rc));
+	for (const struct fi_info *offer = offers; offer != NULL; offer = offer->next)
+		room++;
+	struct nic_info *infos = arena_array(arena, room, sizeof(*infos));
+	if (infos == NULL) {
+		fi_freeinfo(offers);
+		return ws_fail(err, -ENOMEM, "no memory to list %u NICs", room);
+	}
+	for (const struct fi_info *offer = offers; offer != NULL; offer = offer->next) {
+		struct nic_info info = {0};
+
+		if (offer->domain_attr->name == NULL)
+			continue;
+		offer_fill(&info, offer, provider);
+		if (!offer_known(infos, *count_out, &info))
+			infos[(*count_out)++] = info;
+	}
+	fi_freeinfo(offers);
+	*infos_out = infos;
+	return 0;
+}

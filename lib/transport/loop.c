@@ -1,0 +1,570 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NICs inside one process: device "net/name" or "net/name?seed=7".  All NICs of a net share a
+ * seeded generator that decides when each write lands, when its immediate is seen and when its
+ * end is reported, so that nobody leans on an order.  A net lives as long as its NICs.
+ *
+ * A write sits in a slot of its sender until its immediate was taken and its end was reported:
+ * a receiver that doesn't poll holds its senders up.  One lock per net (a test may run each side
+ * in a thread of its own); the fabrics have none.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/transport/tables.h"
+
+#define LOOP_OPS_MAX	  64
+#define LOOP_SLOTS	  (2 * LOOP_OPS_MAX)
+#define LOOP_OP_BYTES_MAX (UINT64_C(4) << 20)
+#define LOOP_MRS_MAX	  4096
+#define ADDRESS_MAGIC	  UINT32_C(0x31504c57)
+#define NONE		  UINT32_MAX
+
+struct net {
+	struct net *next;
+	char name[48];
+	pthread_mutex_t lock;
+	uint64_t random;   /* the generator's state */
+	uint64_t serial;   /* of the last NIC, peer or key made */
+	struct loop *nics; /* borrowed */
+};
+
+struct slot {
+	struct op op;	       /* peer is the sender's half */
+	uint32_t next, before; /* in its peer's list, or the free list */
+	int status;	       /* 0, or what FAILED says */
+	bool landed;	       /* or failed */
+	bool imm_due, end_due;
+};
+
+struct peer {
+	struct loop *loop;  /* the NIC this half belongs to */
+	struct peer *other; /* the other half, while both exist */
+	struct peer *next;  /* of the same NIC */
+	uint64_t serial;
+	uint32_t first, last; /* slots with ops from here to other */
+	uint32_t unreported;
+	bool connected, closing;
+};
+
+struct loop {
+	struct nic nic; /* first */
+	struct net *net;
+	struct loop *next; /* of the same net */
+	char name[48];
+	uint64_t serial;
+	struct peer *peers; /* owned */
+	struct slot *slots; /* owned; LOOP_SLOTS */
+	uint32_t free_first, unreported;
+	struct mr **mrs; /* owned array of the callers' */
+	uint32_t mr_count;
+};
+
+static pthread_mutex_t nets_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct net *nets; /* those with NICs */
+
+static struct loop *loop_of(struct nic *nic)
+{
+	return (struct loop *)nic;
+}
+
+static uint64_t random_next(struct net *net)
+{
+	net->random += UINT64_C(0x9e3779b97f4a7c15);
+	return mix64(net->random);
+}
+
+static bool coin(struct net *net)
+{
+	return (random_next(net) >> 17 & 1) != 0;
+}
+
+/* ---------------------------------------------------------------- slots */
+
+static void slot_unlink(struct loop *loop, struct peer *peer, uint32_t index)
+{
+	struct slot *slot = &loop->slots[index];
+
+	if (slot->before != NONE)
+		loop->slots[slot->before].next = slot->next;
+	else
+		peer->first = slot->next;
+	if (slot->next != NONE)
+		loop->slots[slot->next].before = slot->before;
+	else
+		peer->last = slot->before;
+	slot->next = loop->free_first;
+	loop->free_first = index;
+}
+
+/* At either end of the list, so that its order says nothing. */
+static void slot_link(struct loop *loop, struct peer *peer, uint32_t index, bool in_front)
+{
+	struct slot *slot = &loop->slots[index];
+
+	slot->before = in_front ? NONE : peer->last;
+	slot->next = in_front ? peer->first : NONE;
+	if (slot->before != NONE)
+		loop->slots[slot->before].next = index;
+	else
+		peer->first = index;
+	if (slot->next != NONE)
+		loop->slots[slot->next].before = index;
+	else
+		peer->last = index;
+}
+
+static void slot_done(struct loop *loop, struct peer *peer, uint32_t index)
+{
+	if (!loop->slots[index].imm_due && !loop->slots[index].end_due)
+		slot_unlink(loop, peer, index);
+}
+
+/* ---------------------------------------------------------------- landing */
+
+/* NULL: no registration of the receiver allows this write. */
+static uint8_t *target_find(const struct loop *loop, const struct op *op, uint64_t bytes)
+{
+	for (uint32_t i = 0; i < loop->mr_count; i++) {
+		const struct mr *mr = loop->mrs[i];
+		uint64_t offset = op->remote - mr->base;
+		if (mr->key == op->remote_key && offset <= mr->memory.bytes &&
+		    bytes <= mr->memory.bytes - offset)
+			return (uint8_t *)mr->memory.base + offset;
+	}
+	return NULL;
+}
+
+static void slot_fail(struct slot *slot, int status)
+{
+	if (slot->landed)
+		return;
+	slot->landed = true;
+	slot->imm_due = false;
+	slot->status = status;
+}
+
+static void slot_land(struct peer *peer, struct slot *slot)
+{
+	uint64_t bytes = slot->op.placed ? 0 : slot->op.bytes;
+	uint8_t *to = target_find(peer->other->loop, &slot->op, bytes);
+
+	if (to == NULL) {
+		slot_fail(slot, -EIO);
+		return;
+	}
+	if (bytes > 0)
+		memcpy(to, slot->op.local, bytes);
+	slot->landed = true;
+}
+
+/* Some of the ops from peer to its other half land, if both ends have connected. */
+static void peer_progress(struct peer *peer)
+{
+	struct loop *loop = peer->loop;
+
+	if (peer->other == NULL || peer->other->other != peer)
+		return;
+	for (uint32_t i = peer->first; i != NONE; i = loop->slots[i].next)
+		if (!loop->slots[i].landed && coin(loop->net))
+			slot_land(peer, &loop->slots[i]);
+}
+
+/* ---------------------------------------------------------------- open, close */
+
+static void net_leave(struct loop *loop)
+{
+	struct net *net = loop->net;
+
+	pthread_mutex_lock(&nets_lock);
+	for (struct loop **at = &net->nics; *at != NULL; at = &(*at)->next)
+		if (*at == loop) {
+			*at = loop->next;
+			break;
+		}
+	if (net->nics == NULL) {
+		for (struct net **at = &nets; *at != NULL; at = &(*at)->next)
+			if (*at == net) {
+				*at = net->next;
+				break;
+			}
+		pthread_mutex_destroy(&net->lock);
+		mem_free(net);
+	}
+	pthread_mutex_unlock(&nets_lock);
+	loop->net = NULL;
+}
+
+/* With nets_lock held. */
+static struct net *net_find_or_make(const char *name, uint64_t seed)
+{
+	for (struct net *net = nets; net != NULL; net = net->next)
+		if (strcmp(net->name, name) == 0)
+			return net;
+	struct net *net = mem_alloc(sizeof(*net));
+	if (net == NULL)
+		return NULL;
+	snprintf(net->name, sizeof(net->name), "%s", name);
+	net->random = seed;
+	pthread_mutex_init(&net->lock, NULL);
+	net->next = nets;
+	nets = net;
+	return net;
+}
+
+static int net_join(struct loop *loop, const char *name, uint64_t seed, struct ws_error *err)
+{
+	int rc = 0;
+
+	pthread_mutex_lock(&nets_lock);
+	struct net *net = net_find_or_make(name, seed);
+	if (net == NULL)
+		rc = ws_fail(err, -ENOMEM, "no memory for the loop net '%s'", name);
+	for (struct loop *i = rc == 0 ? net->nics : NULL; i != NULL; i = i->next)
+		if (strcmp(i->name, loop->name) == 0)
+			rc = ws_fail(err, -EINVAL, "loop net '%s' has a NIC '%s' already", name,
+				     loop->name);
+	if (rc == 0) {
+		pthread_mutex_lock(&net->lock);
+		loop->serial = ++net->serial;
+		loop->next = net->nics;
+		net->nics = loop;
+		loop->net = net;
+		pthread_mutex_unlock(&net->lock);
+	}
+	pthread_mutex_unlock(&nets_lock);
+	return rc;
+}
+
+/* "net/name?seed=7" into its parts. */
+static int device_parse(const char *device, char net[48], char name[48], uint64_t *seed_out,
+			struct ws_error *err)
+{
+	const char *slash = strchr(device, '/');
+	const char *query = slash != NULL ? strchr(slash, '?') : NULL;
+	char *end = "";
+
+	*seed_out = 1;
+	if (query != NULL && strncmp(query, "?seed=", 6) == 0)
+		*seed_out = strtoull(query + 6, &end, 10);
+	size_t net_count = slash != NULL ? (size_t)(slash - device) : 0;
+	size_t name_count = slash == NULL   ? 0
+			    : query != NULL ? (size_t)(query - slash) - 1
+					    : strlen(slash + 1);
+	if (net_count == 0 || net_count >= 48 || name_count == 0 || name_count >= 48 || *end != 0 ||
+	    (query != NULL && (strncmp(query, "?seed=", 6) != 0 || query[6] == 0)))
+		return ws_fail(err, -EINVAL,
+			       "'%s' isn't a loop device; write net/name or net/name?seed=7",
+			       device);
+	snprintf(net, 48, "%.*s", (int)net_count, device);
+	snprintf(name, 48, "%.*s", (int)name_count, slash + 1);
+	return 0;
+}
+
+static int loop_open(struct nic *nic, const char *device, struct ws_error *err)
+{
+	struct loop *loop = loop_of(nic);
+	char net[48];
+	uint64_t seed;
+
+	int rc = device_parse(device, net, loop->name, &seed, err);
+	if (rc != 0)
+		return rc;
+	loop->slots = mem_alloc(LOOP_SLOTS * sizeof(*loop->slots));
+	loop->mrs = mem_alloc(LOOP_MRS_MAX * sizeof(struct mr *));
+	if (loop->slots == NULL || loop->mrs == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the loop NIC '%s'", device);
+	for (uint32_t i = 0; i < LOOP_SLOTS; i++)
+		loop->slots[i].next = i + 1 < LOOP_SLOTS ? i + 1 : NONE;
+	snprintf(nic->name, sizeof(nic->name), "loop %.40s/%.40s", net, loop->name);
+	snprintf(nic->subnet, sizeof(nic->subnet), "%s", net);
+	nic->op_bytes_max = LOOP_OP_BYTES_MAX;
+	nic->ops_in_flight_max = LOOP_OPS_MAX;
+	nic->imm_bytes = 4;
+	nic->fences_one_peer = true;
+	nic->protocol = digest_bytes("loop 1", 6, 0);
+	return net_join(loop, net, seed, err);
+}
+
+/* Halves that were connected to peer lose it: what they sent and hasn't landed has failed. */
+static void peer_part(struct peer *peer)
+{
+	peer->other = NULL;
+	for (struct loop *loop = peer->loop->net->nics; loop != NULL; loop = loop->next)
+		for (struct peer *other = loop->peers; other != NULL; other = other->next) {
+			if (other->other != peer)
+				continue;
+			other->other = NULL;
+			for (uint32_t i = other->first, next; i != NONE; i = next) {
+				next = loop->slots[i].next;
+				slot_fail(&loop->slots[i], -ECONNRESET);
+				loop->slots[i].imm_due = false;
+				slot_done(loop, other, i);
+			}
+		}
+}
+
+static void peer_free(struct peer *peer)
+{
+	struct loop *loop = peer->loop;
+
+	peer_part(peer);
+	while (peer->first != NONE)
+		slot_unlink(loop, peer, peer->first);
+	loop->unreported -= peer->unreported;
+	for (struct peer **at = &loop->peers; *at != NULL; at = &(*at)->next)
+		if (*at == peer) {
+			*at = peer->next;
+			break;
+		}
+	mem_free(peer);
+}
+
+static void loop_close(struct nic *nic)
+{
+	struct loop *loop = loop_of(nic);
+
+	if (loop->net != NULL) {
+		pthread_mutex_lock(&loop->net->lock);
+		while (loop->peers != NULL)
+			peer_free(loop->peers);
+		pthread_mutex_unlock(&loop->net->lock);
+		net_leave(loop);
+	}
+	mem_free(loop->slots);
+	mem_free(loop->mrs);
+	loop->slots = NULL;
+	loop->mrs = NULL;
+}
+
+/* ---------------------------------------------------------------- registrations */
+
+/* The base is no pointer and not 0: whoever leans on one of them finds out here. */
+static int loop_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
+		    struct ws_error *err)
+{
+	struct loop *loop = loop_of(nic);
+
+	memset(mr, 0, sizeof(*mr));
+	if (memory->place != WS_HOST)
+		return ws_fail(err, -ENOTSUP, "%s can't reach GPU memory; use host memory",
+			       nic->name);
+	if (memory->base == NULL || memory->bytes == 0)
+		return ws_fail(err, -EINVAL, "cannot register 0 bytes on %s", nic->name);
+	pthread_mutex_lock(&loop->net->lock);
+	int rc = 0;
+	if (loop->mr_count == LOOP_MRS_MAX)
+		rc = ws_fail(err, -ENOSPC, "%s has %d registrations already; drop one first",
+			     nic->name, LOOP_MRS_MAX);
+	if (rc == 0) {
+		mr->memory = *memory;
+		mr->key = mix64(++loop->net->serial);
+		mr->base = mix64(mr->key) >> 16 << 12;
+		loop->mrs[loop->mr_count++] = mr;
+	}
+	pthread_mutex_unlock(&loop->net->lock);
+	return rc;
+}
+
+static void loop_dereg(struct nic *nic, struct mr *mr)
+{
+	struct loop *loop = loop_of(nic);
+
+	pthread_mutex_lock(&loop->net->lock);
+	for (uint32_t i = 0; i < loop->mr_count; i++)
+		if (loop->mrs[i] == mr) {
+			loop->mrs[i] = loop->mrs[--loop->mr_count];
+			break;
+		}
+	pthread_mutex_unlock(&loop->net->lock);
+	memset(mr, 0, sizeof(*mr));
+}
+
+/* ---------------------------------------------------------------- peers */
+
+static int loop_peer_open(struct nic *nic, struct peer **peer_out, struct address *address_out,
+			  struct ws_error *err)
+{
+	struct loop *loop = loop_of(nic);
+	struct writer out = writer_fixed(address_out->bytes, sizeof(address_out->bytes));
+	struct peer *peer = mem_alloc(sizeof(*peer));
+
+	*peer_out = NULL;
+	if (peer == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for one more peer of %s", nic->name);
+	pthread_mutex_lock(&loop->net->lock);
+	*peer = (struct peer){.loop = loop,
+			      .next = loop->peers,
+			      .serial = ++loop->net->serial,
+			      .first = NONE,
+			      .last = NONE};
+	loop->peers = peer;
+	pthread_mutex_unlock(&loop->net->lock);
+	write_u32(&out, ADDRESS_MAGIC);
+	write_u64(&out, loop->serial);
+	write_u64(&out, peer->serial);
+	address_out->count = (uint16_t)out.count;
+	*peer_out = peer;
+	return 0;
+}
+
+static int loop_peer_connect(struct nic *nic, struct peer *peer, const struct address *address,
+			     struct ws_error *err)
+{
+	struct loop *loop = loop_of(nic);
+	struct reader in = reader_make(address->bytes, MIN(address->count, ADDRESS_BYTES_MAX));
+	uint32_t magic = read_u32(&in);
+	uint64_t nic_serial = read_u64(&in), peer_serial = read_u64(&in);
+
+	if (address->count > ADDRESS_BYTES_MAX || !reader_done(&in) || magic != ADDRESS_MAGIC)
+		return ws_fail(err, -EPROTO, "%s got an address that no loop NIC makes", nic->name);
+	pthread_mutex_lock(&loop->net->lock);
+	/* One that is gone already is no error here: its ops will fail. */
+	for (struct loop *i = loop->net->nics; i != NULL; i = i->next)
+		for (struct peer *j = i->serial == nic_serial ? i->peers : NULL; j != NULL;
+		     j = j->next)
+			if (j->serial == peer_serial && !j->closing)
+				peer->other = j;
+	peer->connected = true;
+	pthread_mutex_unlock(&loop->net->lock);
+	return 0;
+}
+
+static int loop_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
+{
+	struct loop *loop = loop_of(nic);
+	int rc = 0;
+
+	(void)quiet; /* a loop ends both directions alone, at once */
+	(void)abandon;
+	pthread_mutex_lock(&loop->net->lock);
+	if (!peer->closing) {
+		peer->closing = true;
+		peer_part(peer);
+		for (uint32_t i = peer->first, next; i != NONE; i = next) {
+			next = loop->slots[i].next;
+			slot_fail(&loop->slots[i], -ECANCELED);
+			loop->slots[i].imm_due = false;
+			slot_done(loop, peer, i);
+		}
+	}
+	if (peer->unreported > 0)
+		rc = -EAGAIN;
+	else
+		peer_free(peer);
+	pthread_mutex_unlock(&loop->net->lock);
+	return rc;
+}
+
+/* ---------------------------------------------------------------- post, poll */
+
+static bool post_one(struct loop *loop, const struct op *op)
+{
+	uint32_t index = loop->free_first;
+
+	assert(op->peer->loop == loop && op->peer->connected && !op->peer->closing);
+	assert(op->bytes <= LOOP_OP_BYTES_MAX);
+	if (loop->unreported == LOOP_OPS_MAX || index == NONE)
+		return false;
+	loop->free_first = loop->slots[index].next;
+	loop->slots[index] = (struct slot){.op = *op, .imm_due = true, .end_due = true};
+	slot_link(loop, op->peer, index, coin(loop->net));
+	loop->unreported++;
+	op->peer->unreported++;
+	if (op->peer->other == NULL)
+		slot_fail(&loop->slots[index], -ECONNRESET);
+	return true;
+}
+
+static int loop_post(struct nic *nic, const struct op *ops, int count)
+{
+	struct loop *loop = loop_of(nic);
+	int taken = 0;
+
+	pthread_mutex_lock(&loop->net->lock);
+	while (taken < count && post_one(loop, &ops[taken]))
+		taken++;
+	pthread_mutex_unlock(&loop->net->lock);
+	return taken;
+}
+
+/* Ends of my own ops to peer. */
+static int ends_take(struct peer *peer, struct event *events_out, int count)
+{
+	struct loop *loop = peer->loop;
+	int taken = 0;
+
+	for (uint32_t i = peer->first, next; i != NONE && taken < count; i = next) {
+		struct slot *slot = &loop->slots[i];
+		next = slot->next;
+		if (!slot->landed || !slot->end_due || !coin(loop->net))
+			continue;
+		events_out[taken++] = (struct event){
+			.kind = slot->status == 0 ? EVENT_SENT : EVENT_FAILED,
+			.status = slot->status,
+			.id = slot->op.id,
+			.peer = peer,
+		};
+		slot->end_due = false;
+		peer->unreported--;
+		loop->unreported--;
+		slot_done(loop, peer, i);
+	}
+	return taken;
+}
+
+/* Immediates of what the other half has written to me. */
+static int imms_take(struct peer *peer, struct event *events_out, int count)
+{
+	struct peer *other = peer->other;
+	int taken = 0;
+
+	if (other == NULL || other->other != peer)
+		return 0;
+	for (uint32_t i = other->first, next; i != NONE && taken < count; i = next) {
+		struct slot *slot = &other->loop->slots[i];
+		next = slot->next;
+		if (!slot->landed || !slot->imm_due || !coin(peer->loop->net))
+			continue;
+		events_out[taken++] =
+			(struct event){.kind = EVENT_IMM, .imm = slot->op.imm, .peer = peer};
+		slot->imm_due = false;
+		slot_done(other->loop, other, i);
+	}
+	return taken;
+}
+
+static int loop_poll(struct nic *nic, struct event *events_out, int count)
+{
+	struct loop *loop = loop_of(nic);
+	int taken = 0;
+
+	pthread_mutex_lock(&loop->net->lock);
+	for (struct peer *peer = loop->peers; peer != NULL && taken < count; peer = peer->next) {
+		peer_progress(peer);
+		if (peer->other != NULL && peer->other->other == peer)
+			peer_progress(peer->other);
+		taken += ends_take(peer, events_out + taken, count - taken);
+		taken += imms_take(peer, events_out + taken, count - taken);
+	}
+	pthread_mutex_unlock(&loop->net->lock);
+	return taken;
+}
+
+const struct transport transport_loop = {
+	.name = "loop",
+	.nic_size = sizeof(struct loop),
+	.open = loop_open,
+	.close = loop_close,
+	.reg = loop_reg,
+	.dereg = loop_dereg,
+	.peer_open = loop_peer_open,
+	.peer_connect = loop_peer_connect,
+	.peer_close = loop_peer_close,
+	.post = loop_post,
+	.poll = loop_poll,
+};

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private to lib/transport: the one table that each transport's file ends with, and what
+ * topology.c knows of this host's network interfaces.
+ */
+#ifndef TABLES_H
+#define TABLES_H
+
+#include "lib/transport/transport.h"
+
+extern const struct transport transport_fabric;
+extern const struct transport transport_loop;
+
+/* An IPv4 address of a network interface of this host. */
+struct interface {
+	char name[32];
+	char address[16];
+	char subnet[24]; /* "192.0.2.0/24" */
+	uint64_t mbps;	 /* 0: the kernel doesn't say */
+	bool up, loopback;
+};
+
+/*
+ * Finds the interface that is named so, or that has this IPv4 address (loopback has all of its
+ * subnet).  -ENODEV where there is none; err may be NULL.
+ */
+int interface_find(const char *name_or_address, struct interface *found_out, struct ws_error *err);
+
+/* What libfabric's provider offers here, one nic_info per domain and source address, appended to
+ * the arena; *infos_out is NULL where it offers nothing. */
+int fabric_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
+		  uint32_t *count_out, struct ws_error *err);
+
+#endif

@@ -1,0 +1,658 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport contract, the same for all: both ends in this process, two NICs, one thread.
+ * _i is the transport (times the seed where order matters).
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/transport/transport.h"
+#include "tests/test.h"
+
+#define EVENTS_MAX  64
+#define DEADLINE_MS 20000
+
+static const struct {
+	const char *transport, *devices[2];
+	bool checks_keys; /* a write that its receiver refuses is FAILED at the sender */
+} kinds[] = {
+	{"loop", {"net/a?seed=5", "net/b"}, true},
+	{"fabric", {"tcp/127.0.0.1", "tcp/127.0.0.2"}, true},
+};
+#define KINDS ((int)ARRAY_SIZE(kinds))
+
+/* Two NICs with one connection, and a region on each. */
+struct pair {
+	struct nic *nics[2];
+	struct peer *peers[2];
+	struct ws_memory memory[2];
+	struct mr mrs[2];
+	uint64_t imms[2], sent[2], failed[2]; /* how many events each NIC gave */
+	int last_status;
+	struct event last_imm;
+	void (*on_imm)(struct pair *pair, int at, const struct event *event);
+	uint8_t *seen; /* on_imm's own */
+};
+
+static struct ws_error err;
+
+static void memory_make(struct ws_memory *memory, size_t bytes)
+{
+	*memory = (struct ws_memory){.base = calloc(1, bytes), .bytes = bytes};
+	ck_assert_ptr_nonnull(memory->base);
+}
+
+static void pair_connect(struct pair *pair)
+{
+	struct address addresses[2];
+
+	for (int i = 0; i < 2; i++)
+		ck_ok(pair->nics[i]->transport->peer_open(pair->nics[i], &pair->peers[i],
+							  &addresses[i], &err),
+		      err);
+	for (int i = 0; i < 2; i++)
+		ck_ok(pair->nics[i]->transport->peer_connect(pair->nics[i], pair->peers[i],
+							     &addresses[1 - i], &err),
+		      err);
+}
+
+static void pair_open(struct pair *pair, int kind, size_t bytes)
+{
+	memset(pair, 0, sizeof(*pair));
+	for (int i = 0; i < 2; i++) {
+		ck_ok(nic_open(&pair->nics[i], kinds[kind].transport, kinds[kind].devices[i], &err),
+		      err);
+		memory_make(&pair->memory[i], bytes);
+		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
+						    &err),
+		      err);
+	}
+	pair_connect(pair);
+}
+
+static void pair_close(struct pair *pair)
+{
+	for (int i = 0; i < 2; i++) {
+		if (pair->mrs[i].memory.base != NULL)
+			pair->nics[i]->transport->dereg(pair->nics[i], &pair->mrs[i]);
+		nic_close(pair->nics[i]);
+		free(pair->memory[i].base);
+	}
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+
+static int poll_one(struct pair *pair, int at)
+{
+	struct event events[EVENTS_MAX];
+	int count = pair->nics[at]->transport->poll(pair->nics[at], events, EVENTS_MAX);
+
+	ck_assert_int_ge(count, 0);
+	for (int i = 0; i < count; i++) {
+		switch (events[i].kind) {
+		case EVENT_SENT:
+			pair->sent[at]++;
+			break;
+		case EVENT_FAILED:
+			ck_assert_int_lt(events[i].status, 0);
+			pair->failed[at]++;
+			pair->last_status = events[i].status;
+			break;
+		case EVENT_IMM:
+			pair->imms[at]++;
+			pair->last_imm = events[i];
+			if (pair->on_imm != NULL)
+				pair->on_imm(pair, at, &events[i]);
+			break;
+		}
+	}
+	return count;
+}
+
+static int poll_both(struct pair *pair)
+{
+	return poll_one(pair, 0) + poll_one(pair, 1);
+}
+
+static struct op op_make(const struct pair *pair, int from, uint64_t offset, uint64_t bytes,
+			 uint32_t imm)
+{
+	return (struct op){
+		.peer = pair->peers[from],
+		.local = (const uint8_t *)pair->memory[from].base + offset,
+		.local_mr = &pair->mrs[from],
+		.remote = pair->mrs[1 - from].base + offset,
+		.remote_key = pair->mrs[1 - from].key,
+		.bytes = bytes,
+		.id = imm,
+		.imm = imm,
+	};
+}
+
+/* Posts one op, polling while the NIC is full. */
+static void post(struct pair *pair, int from, const struct op *op)
+{
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	int taken = 0;
+
+	while (taken == 0) {
+		ck_assert_msg(clock_ns() < deadline, "nothing was taken for %d ms", DEADLINE_MS);
+		taken = pair->nics[from]->transport->post(pair->nics[from], op, 1);
+		ck_assert_int_ge(taken, 0);
+		poll_both(pair);
+	}
+}
+
+/* Polls until both NICs have given as many events as these. */
+static void await(struct pair *pair, int at, uint64_t reports, uint64_t imms)
+{
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+
+	while (pair->sent[at] + pair->failed[at] < reports || pair->imms[1 - at] < imms) {
+		ck_assert_msg(clock_ns() < deadline,
+			      "%llu + %llu of %llu reports, %llu of %llu imms",
+			      (unsigned long long)pair->sent[at],
+			      (unsigned long long)pair->failed[at], (unsigned long long)reports,
+			      (unsigned long long)pair->imms[1 - at], (unsigned long long)imms);
+		poll_both(pair);
+	}
+}
+
+/* A while in which nothing more may come. */
+static void poll_idle(struct pair *pair, uint64_t ms)
+{
+	for (uint64_t deadline = deadline_in_ms(ms); clock_ns() < deadline;)
+		poll_both(pair);
+}
+
+static void fill(void *memory, size_t bytes, uint64_t seed)
+{
+	uint8_t *to = memory;
+
+	for (size_t i = 0; i < bytes; i++)
+		to[i] = (uint8_t)(mix64(seed + (i >> 3)) >> (8 * (i & 7)));
+}
+
+static bool is_filled(const struct ws_memory *memory, uint8_t value)
+{
+	const uint8_t *bytes = memory->base;
+
+	return bytes[0] == value && memcmp(bytes, bytes + 1, memory->bytes - 1) == 0;
+}
+
+static void close_peer(struct pair *pair, int at, bool quiet)
+{
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	int rc;
+
+	while ((rc = pair->nics[at]->transport->peer_close(pair->nics[at], pair->peers[at], quiet,
+							   false)) == -EAGAIN) {
+		ck_assert_msg(clock_ns() < deadline, "peer_close doesn't end");
+		poll_one(pair, at);
+	}
+	ck_assert_int_eq(rc, 0);
+}
+
+START_TEST(a_nic_states_its_limits)
+{
+	struct pair pair;
+
+	pair_open(&pair, _i, 4096);
+	for (int i = 0; i < 2; i++) {
+		const struct nic *nic = pair.nics[i];
+		ck_assert_uint_ge(nic->op_bytes_max, 1u << 20);
+		ck_assert_uint_ge(nic->ops_in_flight_max, 16);
+		ck_assert_uint_ge(nic->imm_bytes, 4);
+		ck_assert_uint_ne(nic->protocol, 0);
+		ck_assert_str_ne(nic->name, "");
+		ck_assert_str_ne(nic->subnet, "");
+		ck_assert_str_eq(nic->transport->name, kinds[_i].transport);
+	}
+	ck_assert_uint_eq(pair.nics[0]->protocol, pair.nics[1]->protocol);
+	ck_assert_str_eq(pair.nics[0]->subnet, pair.nics[1]->subnet);
+	pair_close(&pair);
+}
+END_TEST
+
+static void check_imm(struct pair *pair, int at, const struct event *event)
+{
+	ck_assert_ptr_eq(event->peer, pair->peers[at]);
+	/* Visible now, not later: this is what the immediate promises. */
+	ck_assert_int_eq(memcmp(pair->memory[0].base, pair->memory[1].base, pair->memory[0].bytes),
+			 0);
+}
+
+START_TEST(every_size_arrives_whole_before_its_imm)
+{
+	static const uint64_t sizes[] = {
+		0, 1, 4095, 4096, 4097, (1 << 20) - 1, 1 << 20, (4 << 20) - 1, 4 << 20};
+	static const uint32_t imms[] = {0, UINT32_MAX, 0x80000000, 7, 1};
+	struct pair pair;
+
+	pair_open(&pair, _i, 4 << 20);
+	pair.on_imm = check_imm;
+	for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
+		uint64_t offset = (pair.memory[0].bytes - sizes[i]) / 2;
+		if (sizes[i] > pair.nics[0]->op_bytes_max)
+			continue;
+		fill((uint8_t *)pair.memory[0].base + offset, sizes[i], i);
+		struct op op = op_make(&pair, 0, offset, sizes[i], imms[i % ARRAY_SIZE(imms)]);
+		uint64_t before = pair.imms[1];
+		post(&pair, 0, &op);
+		await(&pair, 0, i + 1, before + 1);
+		ck_assert_uint_eq(pair.last_imm.imm, op.imm);
+	}
+	ck_assert_uint_eq(pair.failed[0], 0);
+	ck_assert_uint_eq(pair.imms[0], 0);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(a_placed_op_moves_nothing_but_its_imm)
+{
+	struct pair pair;
+
+	pair_open(&pair, _i, 4096);
+	fill(pair.memory[0].base, 4096, 1);
+	struct op op = op_make(&pair, 0, 0, 4096, 9);
+	op.placed = true;
+	op.local = NULL;
+	op.local_mr = NULL;
+	post(&pair, 0, &op);
+	await(&pair, 0, 1, 1);
+	ck_assert_uint_eq(pair.sent[0], 1);
+	ck_assert_uint_eq(pair.last_imm.imm, 9);
+	ck_assert_uint_eq(((uint8_t *)pair.memory[1].base)[0], 0);
+	pair_close(&pair);
+}
+END_TEST
+
+#define MANY 3000
+
+static void count_imm(struct pair *pair, int at, const struct event *event)
+{
+	ck_assert_int_eq(at, 1);
+	ck_assert_uint_lt(event->imm, MANY);
+	ck_assert_msg(pair->seen[event->imm]++ == 0, "imm %u came twice", event->imm);
+}
+
+START_TEST(beyond_the_limit_post_takes_fewer_and_each_op_ends_once)
+{
+	struct pair pair;
+	struct op *ops = calloc(MANY, sizeof(*ops));
+	int posted = 0;
+	bool was_full = false;
+
+	pair_open(&pair, _i % KINDS, 256 * 1024);
+	pair.seen = calloc(MANY, 1);
+	pair.on_imm = count_imm;
+	fill(pair.memory[0].base, pair.memory[0].bytes, (uint64_t)_i);
+	for (uint32_t i = 0; i < MANY; i++)
+		ops[i] = op_make(&pair, 0, 64 * (i % 4096), 64, i);
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	while (posted < MANY) {
+		ck_assert(clock_ns() < deadline);
+		int taken =
+			pair.nics[0]->transport->post(pair.nics[0], &ops[posted], MANY - posted);
+		ck_assert_int_ge(taken, 0);
+		posted += taken;
+		uint64_t unreported = (uint64_t)posted - pair.sent[0] - pair.failed[0];
+		ck_assert_uint_le(unreported, pair.nics[0]->ops_in_flight_max);
+		was_full = was_full || posted < MANY;
+		poll_both(&pair);
+	}
+	ck_assert(was_full);
+	await(&pair, 0, MANY, MANY);
+	poll_idle(&pair, 20);
+	ck_assert_uint_eq(pair.sent[0], MANY);
+	ck_assert_uint_eq(pair.failed[0], 0);
+	ck_assert_uint_eq(pair.imms[1], MANY);
+	ck_assert_int_eq(memcmp(pair.memory[0].base, pair.memory[1].base, 64 * MANY), 0);
+	free(pair.seen);
+	free(ops);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(bytes_flow_both_ways_at_once)
+{
+	enum { EACH = 200, BYTES = 8192 };
+	struct pair pair;
+	uint64_t posted[2] = {0};
+
+	/* The first half of each region goes out, the second comes in. */
+	pair_open(&pair, _i % KINDS, 2 * EACH * BYTES);
+	for (int i = 0; i < 2; i++)
+		fill((uint8_t *)pair.memory[i].base + i * EACH * BYTES, EACH * BYTES, (uint64_t)i);
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	while (posted[0] < EACH || posted[1] < EACH) {
+		ck_assert(clock_ns() < deadline);
+		for (int i = 0; i < 2; i++) {
+			if (posted[i] == EACH)
+				continue;
+			uint64_t offset = ((uint64_t)i * EACH + posted[i]) * BYTES;
+			struct op op = op_make(&pair, i, offset, BYTES, (uint32_t)posted[i]);
+			int taken = pair.nics[i]->transport->post(pair.nics[i], &op, 1);
+			ck_assert_int_ge(taken, 0);
+			posted[i] += (uint64_t)taken;
+		}
+		poll_both(&pair);
+	}
+	await(&pair, 0, EACH, EACH);
+	await(&pair, 1, EACH, EACH);
+	ck_assert_uint_eq(pair.failed[0] + pair.failed[1], 0);
+	ck_assert_int_eq(memcmp(pair.memory[0].base, pair.memory[1].base, 2 * EACH * BYTES), 0);
+	pair_close(&pair);
+}
+END_TEST
+
+/* which: 0 a wrong key, 1 beyond the end, 2 across the end, 3 far away, 4 deregistered. */
+START_TEST(a_write_that_isnt_allowed_never_lands)
+{
+	int which = _i / KINDS;
+	struct pair pair;
+	uint8_t guard[8192];
+
+	pair_open(&pair, _i % KINDS, sizeof(guard));
+	pair.nics[1]->transport->dereg(pair.nics[1], &pair.mrs[1]);
+	struct ws_memory half = {.base = pair.memory[1].base, .bytes = 4096};
+	ck_ok(pair.nics[1]->transport->reg(pair.nics[1], &half, &pair.mrs[1], &err), err);
+	fill(pair.memory[0].base, pair.memory[0].bytes, 3);
+	memset(guard, 0, sizeof(guard));
+	struct op op = op_make(&pair, 0, 0, 4096, 1);
+	switch (which) {
+	case 0:
+		op.remote_key ^= 0x5a5a;
+		break;
+	case 1:
+		op.remote += 4096;
+		break;
+	case 2:
+		op.remote += 1;
+		break;
+	case 3:
+		op.remote += UINT64_C(1) << 40;
+		break;
+	case 4:
+		pair.nics[1]->transport->dereg(pair.nics[1], &pair.mrs[1]);
+		break;
+	}
+	post(&pair, 0, &op);
+	await(&pair, 0, 1, 0);
+	poll_idle(&pair, 20);
+	ck_assert_uint_eq(pair.imms[1], 0);
+	if (kinds[_i % KINDS].checks_keys) {
+		ck_assert_uint_eq(pair.failed[0], 1);
+		ck_assert_uint_eq(pair.sent[0], 0);
+	}
+	ck_assert_int_eq(memcmp(pair.memory[1].base, guard, sizeof(guard)), 0);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(a_closed_peers_ops_are_all_reported_and_none_lands_later)
+{
+	enum { OPS = 16, BYTES = 1 << 20 };
+	struct pair pair;
+	int posted = 0;
+
+	pair_open(&pair, _i % KINDS, OPS * BYTES);
+	fill(pair.memory[0].base, pair.memory[0].bytes, 3);
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	while (posted < OPS) {
+		ck_assert(clock_ns() < deadline);
+		struct op op = op_make(&pair, 0, (uint64_t)posted * BYTES, BYTES, (uint32_t)posted);
+		int taken = pair.nics[0]->transport->post(pair.nics[0], &op, 1);
+		ck_assert_int_ge(taken, 0);
+		posted += taken;
+		if (taken == 0)
+			poll_both(&pair);
+	}
+	close_peer(&pair, 0, false);
+	ck_assert_uint_eq(pair.sent[0] + pair.failed[0], OPS);
+	/* The receiver closes too; what has landed by now is all that ever will. */
+	close_peer(&pair, 1, true);
+	uint64_t imms = pair.imms[1];
+	memset(pair.memory[1].base, 0xee, pair.memory[1].bytes);
+	poll_idle(&pair, 50);
+	ck_assert_uint_eq(pair.imms[1], imms);
+	ck_assert(is_filled(&pair.memory[1], 0xee));
+	ck_assert_uint_eq(pair.sent[0] + pair.failed[0], OPS);
+	/* A new connection of the same NICs works. */
+	pair_connect(&pair);
+	struct op op = op_make(&pair, 0, 0, BYTES, 77);
+	uint64_t reports = pair.sent[0] + pair.failed[0];
+	imms = pair.imms[1];
+	post(&pair, 0, &op);
+	await(&pair, 0, reports + 1, imms + 1);
+	ck_assert_uint_eq(pair.last_imm.imm, 77);
+	ck_assert_int_eq(memcmp(pair.memory[0].base, pair.memory[1].base, BYTES), 0);
+	pair_close(&pair);
+}
+END_TEST
+
+/* The receiver closes first, in mid receive, with nobody having said quiet. */
+START_TEST(a_receiver_can_close_in_mid_receive)
+{
+	enum { OPS = 16, BYTES = 1 << 20 };
+	struct pair pair;
+
+	pair_open(&pair, _i % KINDS, OPS * BYTES);
+	fill(pair.memory[0].base, pair.memory[0].bytes, 3);
+	for (uint32_t i = 0; i < OPS; i++) {
+		struct op op = op_make(&pair, 0, i * BYTES, BYTES, i);
+		post(&pair, 0, &op);
+	}
+	close_peer(&pair, 1, false);
+	memset(pair.memory[1].base, 0xee, pair.memory[1].bytes);
+	await(&pair, 0, OPS, 0);
+	poll_idle(&pair, 20);
+	ck_assert(is_filled(&pair.memory[1], 0xee));
+	/* Later ops to a peer that is gone fail, one report each. */
+	struct op op = op_make(&pair, 0, 0, BYTES, OPS);
+	uint64_t sent = pair.sent[0];
+	post(&pair, 0, &op);
+	await(&pair, 0, OPS + 1, 0);
+	ck_assert_uint_eq(pair.sent[0], sent);
+	ck_assert_int_eq(pair.last_status, -ECONNRESET);
+	close_peer(&pair, 0, true);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(closing_one_peer_leaves_the_others_alone)
+{
+	struct pair first, second;
+
+	pair_open(&first, _i, 4096);
+	second = first;
+	pair_connect(&second);
+	for (uint32_t i = 0; i < 3; i++) {
+		struct op op = op_make(&first, 0, 0, 64, i);
+		post(&first, 0, &op);
+		op = op_make(&second, 0, 0, 64, 10 + i);
+		post(&first, 0, &op);
+	}
+	await(&first, 0, 6, 6);
+	close_peer(&first, 0, false);
+	close_peer(&first, 1, true);
+	struct op op = op_make(&second, 0, 0, 64, 99);
+	post(&first, 0, &op);
+	await(&first, 0, 7, 7);
+	ck_assert_uint_eq(first.last_imm.imm, 99);
+	ck_assert_ptr_eq(first.last_imm.peer, second.peers[1]);
+	ck_assert_uint_eq(first.failed[0], 0);
+	pair_close(&first);
+}
+END_TEST
+
+START_TEST(close_takes_a_nic_in_any_state)
+{
+	const struct transport *transport = transport_find(kinds[_i].transport);
+	struct nic *zeroed = calloc(1, transport->nic_size);
+	struct pair pair;
+	struct nic *nic;
+
+	transport->close(zeroed);
+	free(zeroed);
+	nic_close(NULL);
+	/* Connected, with ops in flight and unread events. */
+	pair_open(&pair, _i, 1 << 20);
+	for (uint32_t i = 0; i < 8; i++) {
+		struct op op = op_make(&pair, 0, 0, 1 << 20, i);
+		pair.nics[0]->transport->post(pair.nics[0], &op, 1);
+		poll_one(&pair, 1);
+	}
+	nic_close(pair.nics[1]);
+	pair.nics[1] = NULL;
+	pair.mrs[1].memory.base = NULL;
+	pair_close(&pair);
+	/* With a peer that was opened only. */
+	ck_ok(nic_open(&nic, kinds[_i].transport, kinds[_i].devices[0], &err), err);
+	struct address address;
+	struct peer *peer;
+	ck_ok(transport->peer_open(nic, &peer, &address, &err), err);
+	nic_close(nic);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+START_TEST(an_address_nobody_makes_is_refused)
+{
+	struct pair pair;
+	struct address good, bad;
+	struct peer *peer;
+
+	pair_open(&pair, _i, 4096);
+	const struct transport *transport = pair.nics[0]->transport;
+	ck_ok(transport->peer_open(pair.nics[0], &peer, &good, &err), err);
+	memset(&bad, 0xff, sizeof(bad));
+	ck_fails(transport->peer_connect(pair.nics[0], peer, &bad, &err), -EPROTO, err);
+	bad.count = 0;
+	ck_fails(transport->peer_connect(pair.nics[0], peer, &bad, &err), -EPROTO, err);
+	for (uint16_t i = 0; i < good.count; i++) { /* cut short */
+		bad = good;
+		bad.count = i;
+		ck_fails(transport->peer_connect(pair.nics[0], peer, &bad, &err), -EPROTO, err);
+	}
+	bad = good;
+	bad.count++; /* too long */
+	ck_fails(transport->peer_connect(pair.nics[0], peer, &bad, &err), -EPROTO, err);
+	bad = good;
+	bad.bytes[0] ^= 1;
+	ck_fails(transport->peer_connect(pair.nics[0], peer, &bad, &err), -EPROTO, err);
+	ck_assert_ptr_nonnull(strstr(err.text, pair.nics[0]->name));
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(bad_devices_and_memory_are_refused_with_a_sentence)
+{
+	static const char *const bad[] = {"",
+					  "x",
+					  "/",
+					  "net/",
+					  "/a",
+					  "tcp/",
+					  "tcp/999.1.2.3",
+					  "nosuchprovider/127.0.0.1",
+					  "net/a?seed=",
+					  "net/a?x=1"};
+	struct pair pair;
+	struct nic *nic;
+	struct mr mr;
+
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		memset(&err, 0, sizeof(err));
+		if (strcmp(kinds[_i].transport, "loop") == 0 &&
+		    (strncmp(bad[i], "tcp/9", 5) == 0 || strncmp(bad[i], "nosuch", 6) == 0))
+			continue;
+		int rc = nic_open(&nic, kinds[_i].transport, bad[i], &err);
+		ck_assert_msg(rc == -EINVAL || rc == -ENODEV, "'%s': %d", bad[i], rc);
+		ck_assert_ptr_null(nic);
+		ck_assert_str_ne(err.text, "");
+	}
+	ck_fails(nic_open(&nic, "pigeon", "a/b", &err), -ENODEV, err);
+	pair_open(&pair, _i, 4096);
+	struct ws_memory gpu = {.base = &mr, .bytes = 8, .place = WS_CUDA};
+	if (!pair.nics[0]->gpu_memory)
+		ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &gpu, &mr, &err), -ENOTSUP,
+			 err);
+	struct ws_memory none = {0};
+	ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &none, &mr, &err), -EINVAL, err);
+	pair_close(&pair);
+}
+END_TEST
+
+/* A blocked waiter must be woken by a delivery: no event may hide behind the fd. */
+START_TEST(the_wait_fd_never_sleeps_over_an_event)
+{
+	struct pair pair;
+
+	pair_open(&pair, _i, 1 << 20);
+	if (pair.nics[0]->wait_fd < 0) {
+		pair_close(&pair);
+		return;
+	}
+	for (uint32_t i = 0; i < 300; i++) {
+		uint64_t bytes = i % 3 == 0 ? 0 : i % 3 == 1 ? 777 : 1 << 20;
+		struct op op = op_make(&pair, (int)(i & 1), 0, bytes, i);
+		uint64_t deadline = deadline_in_ms(DEADLINE_MS), imms = pair.imms[0] + pair.imms[1];
+		post(&pair, (int)(i & 1), &op);
+		while (pair.imms[0] + pair.imms[1] == imms) {
+			ck_assert(clock_ns() < deadline);
+			struct pollfd fds[2];
+			for (int j = 0; j < 2; j++)
+				fds[j] = (struct pollfd){.fd = pair.nics[j]->wait_fd,
+							 .events = POLLIN};
+			if (poll_both(&pair) == 0)
+				ck_assert_msg(poll(fds, 2, 5000) > 0, "asleep at op %u", i);
+		}
+	}
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(the_data_path_allocates_nothing)
+{
+	struct pair pair;
+
+	pair_open(&pair, _i, 1 << 20);
+	uint64_t before = mem_alloc_count();
+	for (uint32_t i = 0; i < 100; i++) {
+		struct op op = op_make(&pair, 0, 0, 4096, i);
+		post(&pair, 0, &op);
+	}
+	await(&pair, 0, 100, 100);
+	ck_assert_uint_eq(mem_alloc_count(), before);
+	pair_close(&pair);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *all = suite_create("contract");
+	TCase *tests = tcase_create("contract");
+
+	tcase_set_timeout(tests, 60);
+	tcase_add_loop_test(tests, a_nic_states_its_limits, 0, KINDS);
+	tcase_add_loop_test(tests, every_size_arrives_whole_before_its_imm, 0, KINDS);
+	tcase_add_loop_test(tests, a_placed_op_moves_nothing_but_its_imm, 0, KINDS);
+	tcase_add_loop_test(tests, beyond_the_limit_post_takes_fewer_and_each_op_ends_once, 0,
+			    KINDS);
+	tcase_add_loop_test(tests, bytes_flow_both_ways_at_once, 0, KINDS);
+	tcase_add_loop_test(tests, a_write_that_isnt_allowed_never_lands, 0, 5 * KINDS);
+	tcase_add_loop_test(tests, a_closed_peers_ops_are_all_reported_and_none_lands_later, 0,
+			    3 * KINDS);
+	tcase_add_loop_test(tests, a_receiver_can_close_in_mid_receive, 0, 3 * KINDS);
+	tcase_add_loop_test(tests, closing_one_peer_leaves_the_others_alone, 0, KINDS);
+	tcase_add_loop_test(tests, close_takes_a_nic_in_any_state, 0, KINDS);
+	tcase_add_loop_test(tests, an_address_nobody_makes_is_refused, 0, KINDS);
+	tcase_add_loop_test(tests, bad_devices_and_memory_are_refused_with_a_sentence, 0, KINDS);
+	tcase_add_loop_test(tests, the_wait_fd_never_sleeps_over_an_event, 0, KINDS);
+	tcase_add_loop_test(tests, the_data_path_allocates_nothing, 0, KINDS);
+	suite_add_tcase(all, tests);
+	return all;
+}
