@@ -16,7 +16,8 @@ int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest
 	*memory = (struct rank_memory){0};
 	int rc = manifest_params(manifest, rank, &memory->arena, &memory->params, err);
 	if (rc == 0)
-		rc = ws_memory_alloc(&memory->memory, MAX(memory->params.arena_bytes, (uint64_t)1), err);
+		rc = ws_memory_alloc(&memory->memory, MAX(memory->params.arena_bytes, (uint64_t)1),
+				     err);
 	if (rc != 0)
 		rank_memory_release(memory);
 	return rc;
@@ -37,11 +38,11 @@ struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index)
 }
 
 /* Calls visit for each piece of each param, with its canonical tensor's name. */
-typedef int visit_fn(void *arg, const struct tensor_rule *rule, const char *name, const struct param *param,
-		     const struct piece *piece, struct ws_error *err);
+typedef int visit_fn(void *arg, const struct tensor_rule *rule, const char *name,
+		     const struct param *param, const struct piece *piece, struct ws_error *err);
 
-static int visit_pieces(const struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
-			visit_fn *visit, void *arg, struct ws_error *err)
+static int visit_pieces(const struct rank_memory *memory, const struct manifest *manifest,
+			uint32_t rank, visit_fn *visit, void *arg, struct ws_error *err)
 {
 	for (uint32_t i = 0; i < memory->params.count; i++) {
 		const struct param *param = &memory->params.params[i];
@@ -67,8 +68,8 @@ struct filling {
 };
 
 /* Where a piece's first element lies, and its strides in bytes. */
-static void aim_move(const struct filling *filling, const struct param *param, const struct piece *piece,
-		     struct move *move)
+static void aim_move(const struct filling *filling, const struct param *param,
+		     const struct piece *piece, struct move *move)
 {
 	int64_t each = (int64_t)ws_dtype_bytes(param->dtype);
 	move->dst = (char *)filling->memory->memory.base + param->arena_offset +
@@ -81,18 +82,20 @@ static void aim_move(const struct filling *filling, const struct param *param, c
 	}
 }
 
-static int fill_piece(void *arg, const struct tensor_rule *rule, const char *name, const struct param *param,
-		      const struct piece *piece, struct ws_error *err)
+static int fill_piece(void *arg, const struct tensor_rule *rule, const char *name,
+		      const struct param *param, const struct piece *piece, struct ws_error *err)
 {
 	struct filling *filling = arg;
 	const struct st_tensor *tensor = checkpoint_find(filling->checkpoint, name);
 	struct move move = {0};
 
 	if (tensor == NULL)
-		return ws_fail(err, -ENOENT, "the checkpoint has no tensor '%s', which param '%s' needs", name,
+		return ws_fail(err, -ENOENT,
+			       "the checkpoint has no tensor '%s', which param '%s' needs", name,
 			       param->name);
 	if (!convert_can(tensor->dtype, param->dtype))
-		return ws_fail(err, -ENOTSUP, "tensor '%s' is %s, param '%s' %s: no cast from one to the other",
+		return ws_fail(err, -ENOTSUP,
+			       "tensor '%s' is %s, param '%s' %s: no cast from one to the other",
 			       name, tensor->dtype_name, param->name, ws_dtype_name(param->dtype));
 	int64_t stride = (int64_t)ws_dtype_bytes(tensor->dtype);
 	uint64_t inside = 0;
@@ -106,8 +109,10 @@ static int fill_piece(void *arg, const struct tensor_rule *rule, const char *nam
 			stride *= (int64_t)rule->dim[d];
 	}
 	if (!same_shape)
-		return ws_fail(err, -EINVAL, "tensor '%s' of the checkpoint has another shape than the manifest says",
-			       name);
+		return ws_fail(
+			err, -EINVAL,
+			"tensor '%s' of the checkpoint has another shape than the manifest says",
+			name);
 	/* Whole rows of dim 0 are read, the box is cut out of them. */
 	uint64_t row_bytes = (uint64_t)stride, rows = rule->dim_count == 0 ? 1 : piece->extent[0];
 	uint64_t first_row = rule->dim_count == 0 ? 0 : piece->offset[0];
@@ -118,8 +123,8 @@ static int fill_piece(void *arg, const struct tensor_rule *rule, const char *nam
 		filling->buffer = grown;
 		filling->buffer_bytes = rows * row_bytes;
 	}
-	int rc = checkpoint_read(filling->checkpoint, tensor, first_row * row_bytes, filling->buffer,
-				 rows * row_bytes, err);
+	int rc = checkpoint_read(filling->checkpoint, tensor, first_row * row_bytes,
+				 filling->buffer, rows * row_bytes, err);
 	if (rc != 0)
 		return rc;
 	aim_move(filling, param, piece, &move);
@@ -138,13 +143,18 @@ int fill_params(const struct rank_memory *memory, const struct manifest *manifes
 	return rc;
 }
 
-uint32_t change_mask(enum ws_dtype dtype, uint32_t bits, uint64_t hash, uint64_t element, uint64_t version)
+uint32_t change_mask(enum ws_dtype dtype, uint32_t bits, uint64_t hash, uint64_t element,
+		     uint64_t version)
 {
-	uint32_t mantissa = dtype == WS_F32 ? 0x7fffff : dtype == WS_F16 ? 0x3ff : dtype == WS_BF16 ? 0x7f : 0;
+	uint32_t mantissa = dtype == WS_F32    ? 0x7fffff
+			    : dtype == WS_F16  ? 0x3ff
+			    : dtype == WS_BF16 ? 0x7f
+					       : 0;
 	uint32_t exponent = dtype == WS_F32 ? 0x7f800000 : dtype == WS_F16 ? 0x7c00 : 0x7f80;
 	if (version == 0 || mantissa == 0 || (bits & exponent) == exponent)
 		return 0;
-	return (uint32_t)mix64(hash ^ (element * 0x9e3779b97f4a7c15ULL + version * 0xd1b54a32d192ed03ULL)) &
+	return (uint32_t)mix64(
+		       hash ^ (element * 0x9e3779b97f4a7c15ULL + version * 0xd1b54a32d192ed03ULL)) &
 	       mantissa;
 }
 
@@ -168,7 +178,8 @@ static void change_element(const struct changing *change, uint64_t place, uint64
 }
 
 /* Row-major over the box; element counts in the whole canonical tensor. */
-static void change_box(const struct changing *change, uint32_t dim, uint64_t place, uint64_t element)
+static void change_box(const struct changing *change, uint32_t dim, uint64_t place,
+		       uint64_t element)
 {
 	const struct piece *piece = change->piece;
 	if (dim == piece->dim_count) {
@@ -180,8 +191,8 @@ static void change_box(const struct changing *change, uint32_t dim, uint64_t pla
 			   element * change->rule->dim[dim] + piece->offset[dim] + i);
 }
 
-static int change_piece(void *arg, const struct tensor_rule *rule, const char *name, const struct param *param,
-			const struct piece *piece, struct ws_error *err)
+static int change_piece(void *arg, const struct tensor_rule *rule, const char *name,
+			const struct param *param, const struct piece *piece, struct ws_error *err)
 {
 	struct changing *change = arg;
 	(void)err;

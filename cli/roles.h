@@ -11,13 +11,13 @@
 
 struct job {
 	/* where and how */
-	const char *hub, *key_file;        /* of the run; NULL in `run`: made in the job's folder */
+	const char *hub, *key_file; /* of the run; NULL in `run`: made in the job's folder */
 	const char *transport, *provider;
 	const char **nics;
 	uint32_t nic_count;
-	struct launch launch;              /* this process in the whole job (`run`) */
-	uint32_t rank, world, replica;     /* in its side; world of the trainers or of a replica */
-	uint32_t replicas;                 /* `run`: all of them; `push`: the least to call it done */
+	struct launch launch;	       /* this process in the whole job (`run`) */
+	uint32_t rank, world, replica; /* in its side; world of the trainers or of a replica */
+	uint32_t replicas;	       /* `run`: all of them; `push`: the least to call it done */
 	uint32_t deadline_ms, start_ms, lost_ms, phase_ms;
 	/* what */
 	struct manifest *trainer, *rollout; /* owned; push has no rollout, serve no trainer */
@@ -33,12 +33,16 @@ struct job {
 	/* and then */
 	bool verify, inplace, as_json;
 	const char *dump, *on_reload;
-	uint32_t reload_ms;                /* deadline of an exec: command */
+	uint32_t reload_ms; /* deadline of an exec: command */
 };
 
-#define JOB_DEFAULT {.transport = "fabric", .provider = "tcp", .replicas = 1, .deadline_ms = 120000, \
-	.start_ms = 60000, .lost_ms = 5000, .phase_ms = 60000, .first_version = 1, .updates = 1, \
-	.rules = RULES_DEFAULT, .staging_bytes = 64u << 20, .reload_ms = 60000}
+#define JOB_DEFAULT                                                                             \
+	{                                                                                       \
+		.transport = "fabric", .provider = "tcp", .replicas = 1, .deadline_ms = 120000, \
+		.start_ms = 60000, .lost_ms = 5000, .phase_ms = 60000, .first_version = 1,      \
+		.updates = 1, .rules = RULES_DEFAULT, .staging_bytes = 64u << 20,               \
+		.reload_ms = 60000                                                              \
+	}
 
 /* Both return an exit status and have said what went wrong. */
 int trainer_role(struct job *job, struct rendezvous *meet);
@@ -50,11 +54,12 @@ void catch_signals(void);
 bool stop_asked(void);
 void cancel_on_signal(struct ws_trainer *trainer); /* NULL: forget it */
 
-/* ---- params.c: a rank's params in one allocation, filled from the checkpoint, changed by version. */
+/* ---- params.c: a rank's params in one allocation, filled from the checkpoint, changed by version.
+ */
 struct rank_memory {
 	struct arena arena;
 	struct rank_params params;
-	struct ws_memory memory;           /* owned */
+	struct ws_memory memory; /* owned */
 };
 
 int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
@@ -68,11 +73,14 @@ int fill_params(const struct rank_memory *memory, const struct manifest *manifes
 /* Turns version `from` of the params into version `to`, in place. */
 void change_params(const struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
 		   uint64_t from, uint64_t to);
-/* The bits of an element's mantissa that version v flips: 0 for version 0, and for infinities and NaN.
- * hash: digest_bytes(canonical name, length, 0).  bits: the element, in the trainer's dtype. */
-uint32_t change_mask(enum ws_dtype dtype, uint32_t bits, uint64_t hash, uint64_t element, uint64_t version);
+/* The bits of an element's mantissa that version v flips: 0 for version 0, and for infinities and
+ * NaN. hash: digest_bytes(canonical name, length, 0).  bits: the element, in the trainer's dtype.
+ */
+uint32_t change_mask(enum ws_dtype dtype, uint32_t bits, uint64_t hash, uint64_t element,
+		     uint64_t version);
 
-/* ---- oracle.c: what a rollout must hold, element by element; shares no code with planner/expr.c. */
+/* ---- oracle.c: what a rollout must hold, element by element; shares no code with planner/expr.c.
+ */
 struct oracle;
 
 /* Texts of both manifests; the checkpoint stays open as long as the oracle. */
@@ -82,8 +90,8 @@ int oracle_open(struct oracle **oracle_out, const void *trainer_text, size_t tra
 void oracle_close(struct oracle *oracle);
 /* Compares a param's memory with version; counts what differs.  err describes the first difference
  * in canonical coordinates.  0 also when bytes differ; negative when it can't tell. */
-int oracle_compare(struct oracle *oracle, const char *param, enum ws_dtype dtype, const void *memory,
-		   uint64_t bytes, uint64_t version, uint64_t *verified_bytes, uint64_t *different_bytes,
-		   struct ws_error *first, struct ws_error *err);
+int oracle_compare(struct oracle *oracle, const char *param, enum ws_dtype dtype,
+		   const void *memory, uint64_t bytes, uint64_t version, uint64_t *verified_bytes,
+		   uint64_t *different_bytes, struct ws_error *first, struct ws_error *err);
 
 #endif

@@ -17,7 +17,7 @@
 #include "cli/roles.h"
 
 #define HUB_GONE_MS 30000 /* a hub that doesn't come back by then is gone for good */
-#define ARGV_MAX 64
+#define ARGV_MAX    64
 
 extern char **environ;
 
@@ -26,13 +26,13 @@ struct holder {
 	struct ws_rollout *rollout;
 	struct rank_memory memory;
 	struct oracle *oracle; /* NULL without --verify */
-	uint64_t seen;         /* the last version looked at */
+	uint64_t seen;	       /* the last version looked at */
 	int status;
 };
 
 /* Starts CMD with the version in its environment; argv is split at blanks, no shell. */
-static int start_command(const struct holder *holder, const char *text, uint64_t version, pid_t *pid_out,
-			 struct ws_error *err)
+static int start_command(const struct holder *holder, const char *text, uint64_t version,
+			 pid_t *pid_out, struct ws_error *err)
 {
 	struct arena arena = {0};
 	char *argv[ARGV_MAX + 1] = {0};
@@ -64,7 +64,8 @@ static int start_command(const struct holder *holder, const char *text, uint64_t
 	return -rc;
 }
 
-static int run_command(const struct holder *holder, const char *text, uint64_t version, struct ws_error *err)
+static int run_command(const struct holder *holder, const char *text, uint64_t version,
+		       struct ws_error *err)
 {
 	pid_t pid = -1;
 	int state = 0;
@@ -78,11 +79,13 @@ static int run_command(const struct holder *holder, const char *text, uint64_t v
 		if (ended == pid)
 			break;
 		if (ended < 0)
-			return ws_fail(err, -errno, "cannot wait for '%s': %s", text, strerror(errno));
+			return ws_fail(err, -errno, "cannot wait for '%s': %s", text,
+				       strerror(errno));
 		if (clock_ns() > until || stop_asked()) {
 			kill(pid, SIGKILL);
 			waitpid(pid, &state, 0);
-			return ws_fail(err, -ETIMEDOUT, "'%s' hadn't ended after %u ms and was killed", text,
+			return ws_fail(err, -ETIMEDOUT,
+				       "'%s' hadn't ended after %u ms and was killed", text,
 				       holder->job->reload_ms);
 		}
 		sleep_ns(2000000);
@@ -106,9 +109,10 @@ static int on_reload(void *arg, uint64_t version, struct ws_error *err)
 static void on_abort(void *arg, uint64_t version, bool serving_old, const struct ws_error *why)
 {
 	const struct holder *holder = arg;
-	say("weightsync: rollout %u.%u: version %" PRIu64 " was aborted, %s: %s", holder->job->replica,
-	    holder->job->rank, version,
-	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version", why->text);
+	say("weightsync: rollout %u.%u: version %" PRIu64 " was aborted, %s: %s",
+	    holder->job->replica, holder->job->rank, version,
+	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version",
+	    why->text);
 }
 
 static int verify_version(struct holder *holder, uint64_t version, struct ws_error *err)
@@ -119,15 +123,17 @@ static int verify_version(struct holder *holder, uint64_t version, struct ws_err
 		const struct param *param = &holder->memory.params.params[i];
 		struct ws_memory at = param_memory(&holder->memory, i);
 		uint64_t bytes = 0, bad = 0;
-		int rc = oracle_compare(holder->oracle, param->name, param->dtype, at.base, at.bytes, version,
-					&bytes, &bad, first.code == 0 ? &first : NULL, err);
+		int rc =
+			oracle_compare(holder->oracle, param->name, param->dtype, at.base, at.bytes,
+				       version, &bytes, &bad, first.code == 0 ? &first : NULL, err);
 		if (rc != 0)
 			return ws_fail_in(err, rc, "cannot verify version %" PRIu64, version);
 		verified += bytes;
 		different += bad;
 	}
 	if (different != 0) {
-		say("weightsync: rollout %u.%u: version %" PRIu64 ": %" PRIu64 " bytes differ; first: %s",
+		say("weightsync: rollout %u.%u: version %" PRIu64 ": %" PRIu64
+		    " bytes differ; first: %s",
 		    holder->job->replica, holder->job->rank, version, different, first.text);
 		holder->status = EXIT_DIFFERENT;
 	}
@@ -147,8 +153,8 @@ static int dump_version(const struct holder *holder, struct ws_error *err)
 	if (holder->job->world > 1) {
 		const char *slash = strrchr(holder->job->dump, '/');
 		int folder = slash == NULL ? 0 : (int)(slash - holder->job->dump) + 1;
-		snprintf(path, sizeof(path), "%.*srank%u.%s", folder, holder->job->dump, holder->job->rank,
-			 holder->job->dump + folder);
+		snprintf(path, sizeof(path), "%.*srank%u.%s", folder, holder->job->dump,
+			 holder->job->rank, holder->job->dump + folder);
 	}
 	struct st_tensor *tensors = arena_array(&arena, memory->params.count, sizeof(*tensors));
 	if (tensors == NULL)
@@ -209,14 +215,16 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 
 	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, err);
 	if (rc == 0 && job->verify)
-		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes, job->rollout_text,
-				 job->rollout_bytes, job->rank, &job->checkpoint, err);
+		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes,
+				 job->rollout_text, job->rollout_bytes, job->rank, &job->checkpoint,
+				 err);
 	if (rc == 0)
 		rc = ws_rollout_open(&holder->rollout, &options, &hooks, holder, err);
 	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
 		struct ws_memory at = param_memory(&holder->memory, i);
 		if (at.bytes > 0)
-			rc = ws_rollout_add(holder->rollout, holder->memory.params.params[i].name, &at, err);
+			rc = ws_rollout_add(holder->rollout, holder->memory.params.params[i].name,
+					    &at, err);
 	}
 	if (rc == 0)
 		rc = ws_rollout_start(holder->rollout, job->start_ms, err);

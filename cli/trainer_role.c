@@ -12,7 +12,7 @@
 /* What rank 0 prints of one version. */
 struct outcome {
 	const struct ws_report *report;
-	uint64_t bytes;               /* of all receivers */
+	uint64_t bytes;		      /* of all receivers */
 	uint64_t verified, different; /* by all rollout ranks */
 	uint32_t verified_ranks;
 	const struct ws_error *error; /* of the push */
@@ -95,15 +95,19 @@ static int put_line(const struct outcome *outcome)
 	if (outcome->error->code != 0)
 		return EXIT_OK; /* the sentence follows on stderr */
 	write_format(&out,
-		     "version %" PRIu64 "  %.3f s  %s  %.2f GB/s  begin %.3f write %.3f landed %.3f pause %.3f "
+		     "version %" PRIu64
+		     "  %.3f s  %s  %.2f GB/s  begin %.3f write %.3f landed %.3f pause %.3f "
 		     "reload %.3f",
-		     report->version, seconds(report->total_ns), format_bytes(outcome->bytes, size, sizeof(size)),
-		     (double)outcome->bytes / ((double)report->total_ns + 1), seconds(report->begin_ns),
-		     seconds(report->write_ns), seconds(report->landed_ns), seconds(report->pause_ns),
+		     report->version, seconds(report->total_ns),
+		     format_bytes(outcome->bytes, size, sizeof(size)),
+		     (double)outcome->bytes / ((double)report->total_ns + 1),
+		     seconds(report->begin_ns), seconds(report->write_ns),
+		     seconds(report->landed_ns), seconds(report->pause_ns),
 		     seconds(report->reload_ns));
 	if (outcome->verified_ranks > 0)
 		write_format(&out, "  verified %s on %u ranks",
-			     format_bytes(outcome->verified, checked, sizeof(checked)), outcome->verified_ranks);
+			     format_bytes(outcome->verified, checked, sizeof(checked)),
+			     outcome->verified_ranks);
 	write_format(&out, "\n");
 	int status = put_stdout(&out);
 	writer_release(&out);
@@ -115,7 +119,8 @@ static int count_bytes(const struct job *job, uint64_t *bytes_out, struct ws_err
 {
 	uint64_t bytes = 0;
 	int rc = 0;
-	for (uint32_t rank = 0; rc == 0 && job->rollout != NULL && rank < manifest_world(job->rollout); rank++) {
+	for (uint32_t rank = 0;
+	     rc == 0 && job->rollout != NULL && rank < manifest_world(job->rollout); rank++) {
 		struct arena arena = {0};
 		struct rank_params params;
 		rc = manifest_params(job->rollout, rank, &arena, &params, err);
@@ -142,15 +147,16 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 		if (stop_asked())
 			return ws_fail(err, -ECANCELED, "stopped by a signal");
 		if (clock_ns() > until)
-			return ws_fail(err, -ETIMEDOUT,
-				       "only %u of %u rollout ranks have said what they found in version %" PRIu64,
-				       outcome->verified_ranks, want, outcome->report->version);
+			return ws_fail(
+				err, -ETIMEDOUT,
+				"only %u of %u rollout ranks have said what they found in version %" PRIu64,
+				outcome->verified_ranks, want, outcome->report->version);
 		sleep_ns(2000000);
 	}
 }
 
-static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version, uint64_t bytes,
-			uint64_t *verified_total)
+static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version,
+			uint64_t bytes, uint64_t *verified_total)
 {
 	struct ws_error err = {0};
 	struct ws_report report = {0};
@@ -167,14 +173,16 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 	if (rc != 0)
 		return say_failure(&err);
 	if (outcome.different != 0) {
-		say("weightsync: version %" PRIu64 ": %" PRIu64 " of %" PRIu64 " bytes differ from the checkpoint's",
+		say("weightsync: version %" PRIu64 ": %" PRIu64 " of %" PRIu64
+		    " bytes differ from the checkpoint's",
 		    version, outcome.different, outcome.verified);
 		return EXIT_DIFFERENT;
 	}
 	return status;
 }
 
-static int push_versions(struct ws_trainer *trainer, struct job *job, const struct rank_memory *memory)
+static int push_versions(struct ws_trainer *trainer, struct job *job,
+			 const struct rank_memory *memory)
 {
 	struct ws_error err = {0};
 	uint64_t bytes = 0, verified = 0, present = 0;
@@ -193,7 +201,8 @@ static int push_versions(struct ws_trainer *trainer, struct job *job, const stru
 			return EXIT_FAILED;
 	}
 	if (job->rank == 0 && job->verify && status == EXIT_OK)
-		say("weightsync: %u versions, every byte verified: %" PRIu64 " bytes", job->updates, verified);
+		say("weightsync: %u versions, every byte verified: %" PRIu64 " bytes", job->updates,
+		    verified);
 	return status;
 }
 
@@ -227,7 +236,8 @@ static int open_trainer(struct ws_trainer **trainer_out, const struct job *job, 
 	return ws_trainer_open(trainer_out, &options, err);
 }
 
-static int add_params(struct ws_trainer *trainer, const struct rank_memory *memory, struct ws_error *err)
+static int add_params(struct ws_trainer *trainer, const struct rank_memory *memory,
+		      struct ws_error *err)
 {
 	int rc = 0;
 	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++) {

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What run, push and serve share besides the roles: signals, and the end of a job.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/roles.h"
+
+static volatile sig_atomic_t signal_seen;
+static _Atomic(struct ws_trainer *) cancelled; /* whom a signal interrupts */
+
+static void on_signal(int number)
+{
+	if (signal_seen)
+		_exit(128 + number);
+	signal_seen = number;
+	struct ws_trainer *trainer = atomic_load(&cancelled);
+	if (trainer != NULL)
+		ws_trainer_cancel(trainer);
+}
+
+void catch_signals(void)
+{
+	struct sigaction action = {.sa_handler = on_signal};
+	sigaction(SIGINT, &action, NULL);
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGHUP, &action, NULL);
+}
+
+bool stop_asked(void)
+{
+	return signal_seen != 0;
+}
+
+void cancel_on_signal(struct ws_trainer *trainer)
+{
+	atomic_store(&cancelled, trainer);
+}
+
+void job_release(struct job *job)
+{
+	checkpoint_close(&job->checkpoint);
+	manifest_free(job->trainer);
+	manifest_free(job->rollout);
+	mem_free(job->trainer_text);
+	mem_free(job->rollout_text);
+	job->trainer = job->rollout = NULL;
+	job->trainer_text = job->rollout_text = NULL;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weightsync push: one trainer rank beside the job: a checkpoint's weights, as one or more
+ * versions. */
+#include <errno.h>
+
+#include "cli/roles.h"
+
+static int load_trainer(struct job *job, const char *manifest, struct ws_error *err)
+{
+	int rc = load_manifest(manifest, SIDE_TRAINER, &job->trainer, &job->trainer_text,
+			       &job->trainer_bytes, err);
+	if (rc != 0)
+		return rc;
+	if (manifest_quant(job->trainer) != NULL)
+		return ws_fail(
+			err, -ENOTSUP,
+			"manifest '%s' names the quantization scheme '%s', which this version can't do yet",
+			manifest, manifest_quant(job->trainer));
+	if (job->world != manifest_world(job->trainer))
+		return ws_fail(err, -EINVAL, "the manifest has %u ranks, --world says %u",
+			       manifest_world(job->trainer), job->world);
+	return checkpoint_open(&job->checkpoint, job->checkpoint_path, err);
+}
+
+static int push_run(const struct command *command, int argc, char **argv)
+{
+	struct job job = JOB_DEFAULT;
+	const char *manifest = NULL, *nics = NULL;
+	uint32_t rank = UINT32_MAX, world = UINT32_MAX;
+	struct option_spec options[] = {
+		{"hub", 0, OPTION_TEXT, &job.hub, "ENDPOINT",
+		 "the run's hub, as `weightsync hub` prints it"},
+		{"key", 0, OPTION_TEXT, &job.key_file, "FILE", "the run's key file"},
+		{"trainer", 0, OPTION_TEXT, &manifest, "FILE", "the trainer's manifest"},
+		{"checkpoint", 0, OPTION_TEXT, &job.checkpoint_path, "DIR", "the weights to push"},
+		{"version", 0, OPTION_U64, &job.first_version, "N",
+		 "the first version's number (default 1)"},
+		{"updates", 0, OPTION_COUNT, &job.updates, "N", "versions to push (default 1)"},
+		{"interval", 0, OPTION_MS, &job.interval_ms, "TIME",
+		 "rest between two versions (default 0s)"},
+		{"rank", 0, OPTION_COUNT, &rank, "N", "this trainer (default: the launcher's)"},
+		{"world", 0, OPTION_COUNT, &world, "N", "all trainers"},
+		{"transport", 0, OPTION_TEXT, &job.transport, "NAME", "fabric (default)"},
+		{"provider", 0, OPTION_TEXT, &job.provider, "NAME",
+		 "libfabric's provider (default tcp)"},
+		{"nics", 0, OPTION_TEXT, &nics, "A,B,..",
+		 "addresses or devices of this rank's NICs"},
+		{"staging-bytes", 0, OPTION_BYTES, &job.staging_bytes, "SIZE",
+		 "staging, at most (default 64M)"},
+		{"deadline", 0, OPTION_MS, &job.deadline_ms, "TIME", "for one push (default 2m)"},
+		{"start-deadline", 0, OPTION_MS, &job.start_ms, "TIME",
+		 "for everybody to meet (default 60s)"},
+		{"json", 0, OPTION_FLAG, &job.as_json, NULL, "rank 0: one object per version"},
+	};
+	struct ws_error err = {0};
+	struct arena arena = {0};
+
+	int status =
+		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
+	if (status >= 0)
+		return status;
+	if (job.hub == NULL || job.key_file == NULL || manifest == NULL ||
+	    job.checkpoint_path == NULL)
+		return say_usage(command, "--hub, --key, --trainer and --checkpoint are needed");
+	if ((rank == UINT32_MAX) != (world == UINT32_MAX))
+		return say_usage(command, "--rank and --world go together");
+	if (job.first_version == 0)
+		return say_usage(command, "--version begins at 1");
+	if (launch_find(&job.launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0)
+		return say_usage(command, "%s", err.text);
+	job.rank = job.launch.rank;
+	job.world = job.launch.world;
+	if (nics != NULL && split_list(&arena, nics, &job.nics, &job.nic_count) != 0)
+		status = EXIT_FAILED;
+	else if (load_trainer(&job, manifest, &err) != 0)
+		status = say_failure(&err);
+	if (status < 0) {
+		catch_signals();
+		status = trainer_role(&job, NULL);
+	}
+	job_release(&job);
+	arena_release(&arena);
+	return status;
+}
+
+const struct command command_push = {
+	.name = "push",
+	.summary = "Pushes a checkpoint's weights as one trainer rank of a run",
+	.usage = "--hub ENDPOINT --key FILE --trainer T.json --checkpoint DIR [--version N]",
+	.more = "The first version is --version; a second one changes mantissa bits, so that it can be told apart.\n",
+	.run = push_run,
+};
