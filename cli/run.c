@@ -59,6 +59,7 @@ static int play_role(struct job *job, bool trains)
 	char endpoint[128];
 	int rc = 0, status;
 
+	job->hub_here = job->launch.rank == 0;
 	if (job->hub == NULL && job->launch.rank == 0) {
 		rc = rendezvous_make(&meet, &job->launch, &err);
 		job->hub = "tcp://127.0.0.1:*";
@@ -68,9 +69,6 @@ static int play_role(struct job *job, bool trains)
 				     deadline_in_ms(job->start_ms), &err);
 		job->hub = endpoint;
 		job->key_file = meet.key_file;
-	} else if (job->launch.rank == 0) {
-		meet.mine = true; /* the hub is here all the same, at the address given */
-		snprintf(meet.hub_file, sizeof(meet.hub_file), "/dev/null");
 	}
 	if (rc != 0)
 		status = say_failure(&err);

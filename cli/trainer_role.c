@@ -206,12 +206,12 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 	return status;
 }
 
-static int open_trainer(struct ws_trainer **trainer_out, const struct job *job, bool hub_here,
+static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
 			struct ws_error *err)
 {
 	struct ws_trainer_options options = {
 		.hub = job->hub,
-		.hub_here = hub_here,
+		.hub_here = job->hub_here,
 		.key_file = job->key_file,
 		.rank = job->rank,
 		.world = job->world,
@@ -248,19 +248,18 @@ static int add_params(struct ws_trainer *trainer, const struct rank_memory *memo
 	return rc;
 }
 
-int trainer_role(struct job *job, struct rendezvous *meet)
+int trainer_role(struct job *job, const struct rendezvous *meet)
 {
 	struct ws_error err = {0};
 	struct ws_trainer *trainer = NULL;
 	struct rank_memory memory = {0};
-	bool hub_here = meet != NULL && meet->mine;
 
 	int rc = rank_memory_make(&memory, job->trainer, job->rank, &err);
 	if (rc == 0)
-		rc = open_trainer(&trainer, job, hub_here, &err);
+		rc = open_trainer(&trainer, job, &err);
 	cancel_on_signal(trainer);
 	/* The others look for the hub while this rank still reads its checkpoint. */
-	if (rc == 0 && hub_here)
+	if (rc == 0 && meet != NULL && meet->mine)
 		rc = rendezvous_say_hub(meet, ws_trainer_hub(trainer), &err);
 	if (rc == 0)
 		rc = fill_params(&memory, job->trainer, job->rank, &job->checkpoint, &err);
