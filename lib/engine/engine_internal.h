@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of lib/engine share.  engine.h has the contract and the thread rules; the only
+ * things that two threads touch are the rings and flags of struct stage, and the counters of
+ * struct imm (released by the poller, acquired by the stage thread).
+ *
+ *   engine.c   open, close, step, wait           program.c  one attempt's sends and receives
+ *   region.c   memory on every NIC               post.c     ops in flight, dealt over rails
+ *   peer.c     connections, rails                fence.c    the end of a wiring
+ *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
+ *   stage.c    the thread that gathers, hashes and scatters
+ */
+#ifndef ENGINE_INTERNAL_H
+#define ENGINE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+
+#include "lib/engine/engine.h"
+
+#define NONE	      UINT32_MAX
+#define EVENT_ROOM    512    /* engine events not yet taken; a power of two */
+#define POLL_BATCH    64     /* transport events taken at once */
+#define STAGE_ROOM    1024u  /* requests with the stage thread; a power of two */
+#define DIGESTS_MAX   65536u /* receives, and digests to send, of one program */
+#define DEPTH_DEFAULT 16u
+
+/* Region 0: where digests land (8 bytes per receive), a page that credits name, the digests that
+ * I send, then the staging blocks. */
+#define CREDIT_OFFSET	(8u * (uint64_t)DIGESTS_MAX)
+#define OUTGOING_OFFSET (CREDIT_OFFSET + 4096u)
+#define STAGING_OFFSET	(OUTGOING_OFFSET + 8u * (uint64_t)DIGESTS_MAX)
+_Static_assert(STAGING_OFFSET % 4096 == 0, "staging blocks are page aligned");
+
+/* ---------------------------------------------------------------------------- imm.c */
+struct imm_counter {
+	_Atomic uint32_t arrived; /* first arrivals only */
+	uint32_t threshold;
+};
+
+struct imm {
+	uint64_t *seen; /* owned; one bit per op id */
+	uint32_t op_id_count;
+	const struct op_range *ranges; /* borrowed from the program */
+	uint32_t range_count;
+	struct imm_counter *counters; /* owned; one per receive */
+	uint32_t counter_count;
+	uint64_t attempt;
+	bool armed;
+};
+
+enum imm_verdict {
+	IMM_COUNTED,
+	IMM_REACHED, /* this one completed the counter */
+	IMM_CREDIT,
+	IMM_STALE,
+	IMM_DUPLICATE,
+	IMM_UNKNOWN,
+	IMM_NO_ATTEMPT
+};
+
+/* Takes the program's ranges, checks them against the thresholds; -EINVAL says what is wrong. */
+int imm_set(struct imm *imm, const struct engine_program *program, struct ws_error *err);
+void imm_arm(struct imm *imm, uint64_t attempt);
+void imm_end(struct imm *imm);
+void imm_release(struct imm *imm);
+/* One arrival.  *receive_out is NONE where no receive is known. */
+enum imm_verdict imm_take(struct imm *imm, uint32_t value, uint32_t *receive_out);
+bool imm_has(const struct imm *imm, uint32_t op_id);
+uint32_t imm_missing(const struct imm *imm, uint32_t receive, uint32_t *first_op_id_out);
+
+/* ---------------------------------------------------------------------------- cut.c */
+/* Bytes of op index k of a copy. */
+static inline uint64_t cut_op_bytes(uint64_t bytes, uint64_t op_bytes, uint32_t k)
+{
+	return MIN(op_bytes, bytes - k * op_bytes);
+}
+
+/* -EINVAL unless moves ascend by wire offset, are 16-aligned, inside bytes, and can be done. */
+int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes,
+	      struct ws_error *err);
+/* Gathers bytes [from, to) of the packed stream to dst; padding becomes zero.  from is a multiple
+ * of 16, so is to unless it is the stream's end. */
+void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
+		uint8_t *dst);
+/* Sum of xxh3_64(op bytes, seed = op id) over all ops of the spans; ends early when *stop !=
+ * serial. */
+uint64_t cut_digest(const struct span *spans, uint32_t count, uint64_t op_bytes,
+		    const _Atomic uint32_t *stop, uint32_t serial);
+
+/* -------------------------------------------------------------------------- stage.c */
+enum stage_kind { STAGE_GATHER, STAGE_HASH, STAGE_RECEIVE };
+
+struct stage_request {
+	enum stage_kind kind;
+	uint32_t serial; /* of the attempt; another than stage.serial: do nothing */
+	uint32_t index;	 /* send or receive */
+	uint32_t op;	 /* GATHER, HASH: op index in the send */
+	uint32_t block;	 /* GATHER */
+};
+
+struct stage_result {
+	struct stage_request request;
+	bool done;	    /* false: dropped, the attempt ended */
+	bool wrong;	    /* RECEIVE: the digest differs */
+	uint64_t got, want; /* got: the op's hash, or the sum over the spans */
+	uint64_t ns;
+};
+
+/* Two single-producer rings; requests never outnumber STAGE_ROOM, so results always fit. */
+struct stage {
+	struct engine *engine; /* borrowed; what a request names is constant during an attempt */
+	pthread_t thread;
+	bool started;
+	int wake_fd, done_fd;	 /* eventfds: work for the thread; results for the engine */
+	_Atomic uint32_t serial; /* of the attempt whose requests are to be done */
+	_Atomic bool stop;
+	_Atomic bool wake_told, done_told; /* the eventfd was written since its reader looked */
+	bool done_owed;			   /* told, but the write had not come when I read */
+	uint32_t outstanding;		   /* engine's side only */
+	alignas(64) _Atomic uint32_t request_head;
+	alignas(64) _Atomic uint32_t request_tail;
+	alignas(64) _Atomic uint32_t result_head;
+	alignas(64) _Atomic uint32_t result_tail;
+	struct stage_request requests[STAGE_ROOM];
+	struct stage_result results[STAGE_ROOM];
+};
+
+int stage_thread_open(struct engine *engine, struct ws_error *err);
+void stage_thread_close(struct engine *engine);
+static inline bool stage_has_room(const struct stage *stage)
+{
+	return stage->outstanding < STAGE_ROOM;
+}
+void stage_put(struct stage *stage, const struct stage_request *request); /* needs room */
+bool stage_take(struct stage *stage, struct stage_result *result_out);
+/* Makes the thread drop requests of another serial and waits for the piece it is in; then all
+ * results are there to be taken. */
+void stage_cancel(struct stage *stage, uint32_t serial);
+/* Clears the readable state of done_fd before results are taken. */
+void stage_heard(struct stage *stage);
+
+/* ------------------------------------------------------------------- regions, peers */
+struct region {
+	struct ws_memory memory; /* borrowed; bytes 0: a hole */
+	uint32_t registered;	 /* the first so many NICs have it (or are gone) */
+	struct mr mrs[];	 /* one per NIC; a NIC that is gone keeps zeroes */
+};
+
+struct remote_key {
+	uint64_t key, base;
+};
+
+/* My NIC's half of a connection, at the index of my NIC. */
+struct rail {
+	struct peer *peer;   /* the transport's; NULL: never opened, or closed */
+	uint32_t remote_nic; /* if paired */
+	bool paired;
+	uint32_t in_flight;
+	uint32_t refused_step; /* the NIC took nothing more for it in this step */
+};
+
+struct engine_peer {
+	char *name;	  /* owned */
+	uint32_t ordinal; /* which of my peers: spreads uneven rails */
+	bool quiet, abandoned;
+	uint32_t address_nic_count; /* as in its address; 0: not connected */
+	uint32_t remote_nic_count;  /* as in its regions; 0: none came */
+	uint32_t remote_region_count;
+	size_t remote_bytes_room, remote_keys_room;
+	uint64_t *remote_bytes;		/* owned; per region */
+	struct remote_key *remote_keys; /* owned; [region * remote_nic_count + nic] */
+
+	/* of the program */
+	uint32_t first_send, last_send; /* NONE: nothing to send */
+	/* of the attempt */
+	bool ready, broken;		    /* broken: an op failed; no more are posted to it */
+	uint32_t send, op;		    /* next to issue */
+	uint32_t gathering;		    /* blocks with the stage thread */
+	uint32_t staged_first, staged_last; /* blocks to post */
+	struct rail rails[NICS_MAX];
+};
+
+int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err);
+void region_free_all(struct engine *engine); /* after all NICs are closed */
+/* NULL for none or a hole. */
+struct region *region_find(const struct engine *engine, uint32_t region);
+void peer_free(struct engine_peer *peer);
+/* Which of mine a transport's peer belongs to, NULL for none.  Walks: for errors only. */
+struct engine_peer *peer_of(const struct engine *engine, uint32_t nic, const struct peer *peer);
+
+/* --------------------------------------------------------------------------- post.c */
+enum op_kind { OP_DIRECT, OP_GATHERED, OP_DIGEST, OP_CREDIT };
+
+/* One op from the moment it has a NIC until it is reported. */
+struct op_slot {
+	uint32_t generation; /* with the slot's index: the op's id */
+	uint32_t next_free;
+	enum op_kind kind;
+	bool used;
+	uint32_t serial; /* of the attempt */
+	uint32_t nic, index, op_id, block;
+	uint64_t bytes;
+	struct engine_peer *peer;
+};
+
+struct engine_nic {
+	struct nic *nic; /* owned; NULL once given up */
+	bool lost;
+	uint32_t limit; /* ops in flight */
+	uint32_t in_flight;
+	uint64_t in_flight_bytes;
+	uint64_t bytes_sent;
+};
+
+struct post {
+	enum op_kind kind;
+	struct engine_peer *peer;
+	uint32_t index; /* send, digest or receive */
+	uint32_t op_id, block;
+	const void *local;
+	uint32_t local_region, remote_region;
+	uint64_t remote_offset, bytes;
+};
+
+int post_open(struct engine *engine, uint32_t depth, struct ws_error *err);
+void post_close(struct engine *engine);
+/* 1: taken.  0: no rail takes it now.  Negative: the peer is broken and an event says so:
+ * -EPROTO outside the peer's region, -ENETDOWN no rail is left. */
+int post_op(struct engine *engine, const struct post *post);
+/* SENT or FAILED came; false for an id that isn't in flight. */
+bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out);
+/* Releases what a closed rail never reported. */
+void post_forget(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
+void post_nic_lost(struct engine *engine, uint32_t nic, int status);
+bool post_has_room(const struct engine *engine); /* some NIC may take one more */
+
+/* ------------------------------------------------------------------------ program.c */
+struct block {
+	uint32_t next; /* in the free list, or in its peer's list to post */
+	uint32_t send, op;
+};
+
+struct send_state {
+	uint32_t next; /* the peer's next send */
+	uint32_t op_count, sent, hashed;
+};
+
+struct digest_state {
+	uint64_t sum;
+	uint32_t op_count; /* of all its sends */
+	uint32_t op_left;
+};
+
+/* Indices in the order they became due; each enters at most once an attempt. */
+struct due {
+	uint32_t *index; /* owned */
+	uint32_t head, tail;
+};
+
+struct program {
+	bool set;
+	struct engine_program given;  /* arrays borrowed */
+	struct send_state *sends;     /* owned */
+	struct digest_state *digests; /* owned */
+	struct due checks;	      /* receives for the stage thread */
+	struct due credits;	      /* receives whose credit is to be written */
+	struct due ready_digests;
+	struct engine_peer **active; /* owned; peers with something left to issue */
+	uint32_t active_count, active_room, turn;
+	uint32_t digests_sent;
+	bool sends_done_told;
+	uint64_t first_post_ns;
+};
+
+void program_release(struct engine *engine);
+void program_arrived(struct engine *engine, uint32_t nic, const struct event *event);
+void program_reported(struct engine *engine, uint32_t nic, const struct event *event);
+void program_staged(struct engine *engine, const struct stage_result *result);
+void program_issue(struct engine *engine);
+void program_block_free(struct engine *engine, uint32_t block);
+
+/* -------------------------------------------------------------------------- engine */
+struct engine {
+	uint32_t nic_count;
+	struct engine_nic nics[NICS_MAX];
+	uint64_t op_bytes;
+	bool wire_digests;
+	uint64_t spin_ns;
+
+	struct region **regions; /* owned */
+	uint32_t region_count, region_room;
+	struct ws_memory own; /* owned; region 0 */
+
+	struct engine_peer **peers; /* owned */
+	uint32_t peer_count, peer_room;
+	uint32_t peer_ordinal;
+	bool fencing;
+
+	struct op_slot *slots; /* owned */
+	uint32_t slot_count, slot_free;
+
+	struct block *blocks; /* owned */
+	uint32_t block_count, block_free, blocks_used;
+
+	struct stage *stage; /* owned */
+	struct imm imm;
+	struct program program;
+	uint32_t serial; /* of attempts, mine: +1 at each arm and each end */
+	struct engine_progress progress;
+
+	struct engine_event events[EVENT_ROOM];
+	uint32_t event_head, event_tail;
+	uint32_t step;	     /* counts calls of engine_step, from 1 */
+	uint32_t rail_limit; /* ops in flight of one rail, for this step: a peer that stands
+			      * still must not take a NIC's whole depth */
+	uint64_t now_ns;     /* of this step */
+	bool refused;	     /* in this step a NIC took nothing for some rail: ask again soon */
+	bool moved;	     /* the last step did something */
+	uint64_t moved_ns;
+	uint32_t idle_count; /* waits since */
+};
+
+static inline uint32_t engine_event_room(const struct engine *engine)
+{
+	return EVENT_ROOM - (engine->event_tail - engine->event_head);
+}
+void engine_emit(struct engine *engine, const struct engine_event *event);
+
+static inline uint8_t *engine_block_memory(const struct engine *engine, uint32_t block)
+{
+	return (uint8_t *)engine->own.base + STAGING_OFFSET + block * engine->op_bytes;
+}
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The end of a wiring (design.md 7.6): every half is closed, every op is reported or given up,
+ * what closed peers left in the queues is taken out and dropped, and the peers are gone.
+ */
+#include <errno.h>
+
+#include "lib/engine/engine_internal.h"
+
+#define DRAIN_MAX 4096 /* polls of one NIC; each takes up to POLL_BATCH */
+
+/* 0: closed.  -EAGAIN: not yet.  Another: it can't be. */
+static int rail_close(struct engine *engine, struct engine_peer *peer, uint32_t index)
+{
+	struct rail *rail = &peer->rails[index];
+	struct nic *nic = engine->nics[index].nic;
+	if (rail->peer == NULL)
+		return 0;
+	rail->paired = false;
+	int rc = nic->transport->peer_close(nic, rail->peer, peer->quiet, peer->abandoned);
+	/* -EBUSY: set aside for ever.  A lost NIC reaches nobody any more. */
+	if (rc != 0 && rc != -EBUSY && (rc == -EAGAIN || !engine->nics[index].lost))
+		return rc;
+	rail->peer = NULL;
+	post_forget(engine, peer, index);
+	return 0;
+}
+
+static void nic_drain(struct engine *engine, uint32_t index)
+{
+	struct engine_nic *nic = &engine->nics[index];
+	struct event events[POLL_BATCH];
+	for (int i = 0; !nic->lost && i < DRAIN_MAX; i++)
+		if (nic->nic->transport->poll(nic->nic, events, POLL_BATCH) <= 0)
+			return;
+}
+
+static void peers_free(struct engine *engine)
+{
+	program_release(engine);
+	for (uint32_t i = engine->event_head; i != engine->event_tail; i++)
+		engine->events[i % EVENT_ROOM].peer = NULL;
+	for (uint32_t i = 0; i < engine->peer_count; i++)
+		peer_free(engine->peers[i]);
+	engine->peer_count = 0;
+	engine->fencing = false;
+}
+
+int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err)
+{
+	int result = 0;
+	uint32_t in_flight = 0;
+	engine_end(engine);
+	engine->fencing = true;
+	engine->moved = true;
+	for (uint32_t p = 0; p < engine->peer_count; p++) {
+		struct engine_peer *peer = engine->peers[p];
+		for (uint32_t i = 0; i < engine->nic_count; i++) {
+			int rc = rail_close(engine, peer, i);
+			if (rc == -EAGAIN && result == 0)
+				result = -EAGAIN;
+			else if (rc != 0 && rc != -EAGAIN)
+				result = ws_fail(
+					err, rc,
+					"the connection to '%s' on '%s' can't be fenced: more "
+					"than this process can hold; start it again",
+					peer->name, engine->nics[i].nic->name);
+		}
+	}
+	/* Every sending half was told to close; what it had is reported when nothing is in flight.
+	 */
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		in_flight += engine->nics[i].lost ? 0 : engine->nics[i].in_flight;
+	*senders_closed_out = in_flight == 0;
+	if (result != 0)
+		return result;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		nic_drain(engine, i);
+	peers_free(engine);
+	return 0;
+}

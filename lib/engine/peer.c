@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Connections: my half per NIC, the pairing of rails, and the regions that a peer advertised.
+ * What is decoded here came from another process and is believed only after it was checked.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "lib/engine/engine_internal.h"
+
+struct remote_nic {
+	char name[NIC_NAME_MAX], subnet[NIC_NAME_MAX];
+	uint64_t protocol;
+	struct address address; /* count 0: this NIC is out of use */
+};
+
+struct remote_address {
+	uint32_t ordinal, nic_count;
+	struct remote_nic nics[NICS_MAX];
+};
+
+const char *engine_peer_name(const struct engine_peer *peer)
+{
+	return peer->name;
+}
+
+uint32_t engine_peer_region_count(const struct engine_peer *peer)
+{
+	return peer->remote_region_count;
+}
+
+void engine_peer_quiet(struct engine *engine, struct engine_peer *peer)
+{
+	(void)engine;
+	peer->quiet = true;
+}
+
+void engine_peer_abandon(struct engine *engine, struct engine_peer *peer)
+{
+	(void)engine;
+	peer->abandoned = true;
+}
+
+void peer_free(struct engine_peer *peer)
+{
+	mem_free(peer->name);
+	mem_free(peer->remote_bytes);
+	mem_free(peer->remote_keys);
+	mem_free(peer);
+}
+
+struct engine_peer *peer_of(const struct engine *engine, uint32_t nic, const struct peer *peer)
+{
+	for (uint32_t i = 0; peer != NULL && i < engine->peer_count; i++)
+		if (engine->peers[i]->rails[nic].peer == peer)
+			return engine->peers[i];
+	return NULL;
+}
+
+/* ---------------------------------------------------------------------------- open */
+
+static int peer_room_make(struct engine *engine, struct ws_error *err)
+{
+	if (engine->peer_count < engine->peer_room)
+		return 0;
+	if (engine->peer_count == ENGINE_PEERS_MAX)
+		return ws_fail(err, -ENOSPC, "all %d peers are in use", ENGINE_PEERS_MAX);
+	uint32_t room = engine->peer_room == 0 ? 16 : 2 * engine->peer_room;
+	void *grown = mem_grow(engine->peers, engine->peer_room * sizeof(*engine->peers),
+			       room * sizeof(*engine->peers));
+	if (grown == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a table of %u peers", room);
+	engine->peers = grown;
+	engine->peer_room = room;
+	return 0;
+}
+
+/* From here on the peer is in the table, and a fence or close ends what it has. */
+static int peer_add(struct engine *engine, const char *name, struct engine_peer **peer_out,
+		    struct ws_error *err)
+{
+	int rc = peer_room_make(engine, err);
+	if (rc != 0)
+		return rc;
+	struct engine_peer *peer = mem_alloc(sizeof(*peer));
+	char *copy = mem_copy_text(name);
+	if (peer == NULL || copy == NULL) {
+		mem_free(peer);
+		mem_free(copy);
+		return ws_fail(err, -ENOMEM, "no memory for peer '%s'", name);
+	}
+	*peer = (struct engine_peer){.name = copy,
+				     .ordinal = engine->peer_ordinal++,
+				     .first_send = NONE,
+				     .last_send = NONE,
+				     .send = NONE,
+				     .staged_first = NONE,
+				     .staged_last = NONE};
+	engine->peers[engine->peer_count++] = peer;
+	*peer_out = peer;
+	return 0;
+}
+
+int engine_peer_open(struct engine *engine, const char *name, struct engine_peer **peer_out,
+		     struct writer *address_out, struct ws_error *err)
+{
+	struct engine_peer *peer = NULL;
+	*peer_out = NULL;
+	int rc = peer_add(engine, name, &peer, err);
+	if (rc != 0)
+		return rc;
+	write_u32(address_out, peer->ordinal);
+	write_u32(address_out, engine->nic_count);
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct nic *nic = engine->nics[i].lost ? NULL : engine->nics[i].nic;
+		struct address address = {0};
+		if (nic != NULL) {
+			rc = nic->transport->peer_open(nic, &peer->rails[i].peer, &address, err);
+			if (rc != 0)
+				return ws_fail_in(err, rc,
+						  "cannot open a connection to '%s' on '%s'", name,
+						  nic->name);
+		}
+		write_text(address_out, nic != NULL ? nic->name : "");
+		write_text(address_out, nic != NULL ? nic->subnet : "");
+		write_u64(address_out, nic != NULL ? nic->protocol : 0);
+		write_u16(address_out, address.count);
+		write_bytes(address_out, address.bytes, address.count);
+	}
+	if (address_out->failed)
+		return ws_fail(err, -ENOMEM, "no room for the address that is meant for '%s'",
+			       name);
+	*peer_out = peer;
+	return 0;
+}
+
+/* ------------------------------------------------------------------------- connect */
+
+static bool address_decode(struct remote_address *remote, const void *bytes, size_t count)
+{
+	struct reader in = reader_make(bytes, count);
+	remote->ordinal = read_u32(&in);
+	remote->nic_count = read_u32(&in);
+	if (in.failed || remote->nic_count == 0 || remote->nic_count > NICS_MAX)
+		return false;
+	for (uint32_t i = 0; i < remote->nic_count; i++) {
+		struct remote_nic *nic = &remote->nics[i];
+		read_text(&in, nic->name, sizeof(nic->name));
+		read_text(&in, nic->subnet, sizeof(nic->subnet));
+		nic->protocol = read_u64(&in);
+		nic->address.count = read_u16(&in);
+		if (in.failed || nic->address.count > ADDRESS_BYTES_MAX)
+			return false;
+		const void *address = read_bytes(&in, nic->address.count);
+		if (address == NULL)
+			return false;
+		memcpy(nic->address.bytes, address, nic->address.count);
+	}
+	return reader_done(&in);
+}
+
+/* My NICs, or the remote ones, of a subnet; returns how many. */
+static uint32_t of_subnet(const struct engine *engine, const struct engine_peer *peer,
+			  const struct remote_address *remote, const char *subnet,
+			  uint32_t *indices_out)
+{
+	uint32_t count = 0;
+	for (uint32_t i = 0; remote == NULL && i < engine->nic_count; i++)
+		if (peer->rails[i].peer != NULL && strcmp(engine->nics[i].nic->subnet, subnet) == 0)
+			indices_out[count++] = i;
+	for (uint32_t i = 0; remote != NULL && i < remote->nic_count; i++)
+		if (remote->nics[i].address.count > 0 &&
+		    strcmp(remote->nics[i].subnet, subnet) == 0)
+			indices_out[count++] = i;
+	return count;
+}
+
+static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_t mine,
+			const struct remote_address *remote, uint32_t theirs, struct ws_error *err)
+{
+	struct nic *nic = engine->nics[mine].nic;
+	const struct remote_nic *other = &remote->nics[theirs];
+	if (nic->protocol != other->protocol)
+		return ws_fail(err, -EPROTO,
+			       "'%s' here and '%s' of '%s' speak different protocols (%016llx and "
+			       "%016llx): use the same provider and library version at both ends",
+			       nic->name, other->name, peer->name,
+			       (unsigned long long)nic->protocol,
+			       (unsigned long long)other->protocol);
+	int rc = nic->transport->peer_connect(nic, peer->rails[mine].peer, &other->address, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "cannot connect '%s' to '%s' of '%s'", nic->name,
+				  other->name, peer->name);
+	peer->rails[mine].remote_nic = theirs;
+	peer->rails[mine].paired = true;
+	return 0;
+}
+
+/*
+ * The side with fewer NICs uses all of its own, in order; which of the other side's it meets
+ * moves on from peer to peer, by a number that the side with more NICs counts, so both ends
+ * come to the same pairs and no NIC is left idle.
+ */
+static int subnet_connect(struct engine *engine, struct engine_peer *peer, const char *subnet,
+			  const struct remote_address *remote, struct ws_error *err)
+{
+	uint32_t mine[NICS_MAX], theirs[NICS_MAX];
+	uint32_t a = of_subnet(engine, peer, NULL, subnet, mine);
+	uint32_t b = of_subnet(engine, peer, remote, subnet, theirs);
+	for (uint32_t r = 0; r < MIN(a, b); r++) {
+		uint64_t i = r, k = r;
+		if (a <= b)
+			k = ((uint64_t)remote->ordinal * a + r) % b;
+		else
+			i = ((uint64_t)peer->ordinal * b + r) % a;
+		int rc = rail_connect(engine, peer, mine[i], remote, theirs[k], err);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+static int no_rail(const struct engine *engine, const struct engine_peer *peer,
+		   const struct remote_address *remote, struct ws_error *err)
+{
+	char text[400];
+	struct writer list = writer_fixed(text, sizeof(text) - 1);
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		if (peer->rails[i].peer != NULL)
+			write_format(&list, "%s'%s' (%s)", list.count > 0 ? ", " : "",
+				     engine->nics[i].nic->name, engine->nics[i].nic->subnet);
+	write_format(&list, "; there ");
+	for (uint32_t i = 0; i < remote->nic_count; i++)
+		write_format(&list, "%s'%s' (%s)", i > 0 ? ", " : "", remote->nics[i].name,
+			     remote->nics[i].subnet);
+	text[list.count] = 0;
+	return ws_fail(err, -ENODEV, "no subnet joins this host and '%s': here %s", peer->name,
+		       text);
+}
+
+int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,
+			size_t bytes, struct ws_error *err)
+{
+	struct remote_address remote = {0};
+	if (!address_decode(&remote, address, bytes))
+		return ws_fail(err, -EPROTO, "'%s' sent an address of %zu bytes that isn't one",
+			       peer->name, bytes);
+	if (peer->address_nic_count != 0)
+		return ws_fail(err, -EINVAL, "'%s' is connected already", peer->name);
+	if (peer->remote_nic_count != 0 && peer->remote_nic_count != remote.nic_count)
+		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs and an address of %u",
+			       peer->name, peer->remote_nic_count, remote.nic_count);
+	peer->address_nic_count = remote.nic_count;
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		if (peer->rails[i].peer == NULL)
+			continue;
+		const char *subnet = engine->nics[i].nic->subnet;
+		uint32_t all[NICS_MAX];
+		of_subnet(engine, peer, NULL, subnet, all);
+		if (all[0] != i)
+			continue; /* done with the first of its subnet */
+		int rc = subnet_connect(engine, peer, subnet, &remote, err);
+		if (rc != 0)
+			return rc;
+	}
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		if (peer->rails[i].paired)
+			return 0;
+	return no_rail(engine, peer, &remote, err);
+}
+
+/* ------------------------------------------------------------------------- regions */
+
+/* Keeps the old table on failure. */
+static int room_grow(void **table, size_t *room, size_t count, size_t each)
+{
+	if (count <= *room)
+		return 0;
+	void *grown = mem_grow(*table, *room * each, count * each);
+	if (grown == NULL)
+		return -ENOMEM;
+	*table = grown;
+	*room = count;
+	return 0;
+}
+
+int engine_peer_regions(struct engine *engine, struct engine_peer *peer, const void *regions,
+			size_t bytes, struct ws_error *err)
+{
+	struct reader in = reader_make(regions, bytes);
+	uint32_t nics = read_u32(&in);
+	(void)engine;
+	if (in.failed || nics == 0 || nics > NICS_MAX)
+		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs; 1 to %d can be",
+			       peer->name, nics, NICS_MAX);
+	if (peer->address_nic_count != 0 && peer->address_nic_count != nics)
+		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs and an address of %u",
+			       peer->name, nics, peer->address_nic_count);
+	size_t each = 8 + nics * 16u;
+	uint32_t count = read_count(&in, each, ENGINE_REGIONS_MAX);
+	if (in.failed || reader_left(&in) != count * each)
+		return ws_fail(err, -EPROTO,
+			       "'%s' sent %zu bytes of regions that don't hold %u of them",
+			       peer->name, bytes, count);
+	void *table_bytes = peer->remote_bytes, *table_keys = peer->remote_keys;
+	int rc = room_grow(&table_bytes, &peer->remote_bytes_room, count,
+			   sizeof(*peer->remote_bytes));
+	peer->remote_bytes = table_bytes;
+	if (rc == 0)
+		rc = room_grow(&table_keys, &peer->remote_keys_room, (size_t)count * nics,
+			       sizeof(*peer->remote_keys));
+	peer->remote_keys = table_keys;
+	if (rc != 0)
+		return ws_fail(err, rc, "no memory for the %u regions of '%s'", count, peer->name);
+	for (uint32_t i = 0; i < count; i++) {
+		peer->remote_bytes[i] = read_u64(&in);
+		for (uint32_t n = 0; n < nics; n++) {
+			struct remote_key *key = &peer->remote_keys[(size_t)i * nics + n];
+			key->key = read_u64(&in);
+			key->base = read_u64(&in);
+		}
+	}
+	peer->remote_nic_count = nics;
+	peer->remote_region_count = count;
+	return 0;
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Taking a program: everything that it names is checked once here, and everything that an
+ * attempt needs is allocated here, so that program.c neither checks nor allocates.
+ */
+#include <errno.h>
+
+#include "lib/engine/engine_internal.h"
+
+void program_release(struct engine *engine)
+{
+	struct program *program = &engine->program;
+	mem_free(program->sends);
+	mem_free(program->digests);
+	mem_free(program->checks.index);
+	mem_free(program->credits.index);
+	mem_free(program->ready_digests.index);
+	mem_free(program->active);
+	*program = (struct program){0};
+	imm_release(&engine->imm);
+	for (uint32_t i = 0; i < engine->peer_count; i++)
+		engine->peers[i]->first_send = engine->peers[i]->last_send = NONE;
+}
+
+static int local_check(const struct engine *engine, const struct send *send, uint32_t index,
+		       struct ws_error *err)
+{
+	if (send->local == NULL) {
+		if (engine->block_count == 0)
+			return ws_fail(err, -EINVAL,
+				       "send %u is gathered, but the engine has no staging", index);
+		int rc = cut_check(send->moves, send->move_count, send->bytes, err);
+		return rc == 0 ? 0 : ws_fail_in(err, rc, "send %u", index);
+	}
+	const struct region *region = region_find(engine, send->local_region);
+	uintptr_t at = (uintptr_t)send->local;
+	uintptr_t base = region == NULL ? 0 : (uintptr_t)region->memory.base;
+	if (region == NULL || at < base || at - base > region->memory.bytes ||
+	    send->bytes > region->memory.bytes - (at - base))
+		return ws_fail(err, -EINVAL, "send %u of %llu bytes isn't inside its region %u",
+			       index, (unsigned long long)send->bytes, send->local_region);
+	return 0;
+}
+
+static int send_take(struct engine *engine, uint32_t index, struct ws_error *err)
+{
+	struct program *program = &engine->program;
+	const struct send *send = &program->given.sends[index];
+	uint64_t ops = engine_op_count(send->bytes, engine->op_bytes);
+	if (send->peer == NULL || send->bytes == 0 || ops > OP_ID_MAX ||
+	    send->first_op_id + ops > (uint64_t)OP_ID_MAX + 1)
+		return ws_fail(
+			err, -EINVAL,
+			"send %u has no peer, no bytes, or op ids above %u: %llu bytes are %llu "
+			"ops from id %u",
+			index, OP_ID_MAX, (unsigned long long)send->bytes, (unsigned long long)ops,
+			send->first_op_id);
+	int rc = local_check(engine, send, index, err);
+	if (rc != 0)
+		return rc;
+	program->sends[index].op_count = (uint32_t)ops;
+	program->sends[index].next = NONE;
+	if (send->peer->last_send == NONE) {
+		send->peer->first_send = index;
+		program->active_room++;
+	} else {
+		program->sends[send->peer->last_send].next = index;
+	}
+	send->peer->last_send = index;
+	if (!engine->wire_digests)
+		return 0;
+	if (send->counter >= program->given.digest_count ||
+	    program->given.digests[send->counter].peer != send->peer)
+		return ws_fail(err, -EINVAL,
+			       "send %u adds to digest %u, which isn't one of its peer's", index,
+			       send->counter);
+	program->digests[send->counter].op_count += (uint32_t)ops;
+	program->digests[send->counter].op_left++; /* counts sends until the check below */
+	return 0;
+}
+
+static int digests_check(struct engine *engine, struct ws_error *err)
+{
+	const struct engine_program *given = &engine->program.given;
+	for (uint32_t i = 0; i < given->digest_count; i++) {
+		const struct send_digest *digest = &given->digests[i];
+		uint32_t fed = engine->program.digests[i].op_left;
+		if (digest->remote_receive >= DIGESTS_MAX)
+			return ws_fail(err, -ENOSPC,
+				       "digest %u is for receive %u; there is room for %u", i,
+				       digest->remote_receive, DIGESTS_MAX);
+		if (fed == 0 || fed != digest->send_count || digest->op_id > OP_ID_MAX)
+			return ws_fail(err, -EINVAL, "digest %u expects %u sends, but %u feed it",
+				       i, digest->send_count, fed);
+	}
+	return 0;
+}
+
+static int receives_check(const struct engine_program *given, struct ws_error *err)
+{
+	for (uint32_t i = 0; i < given->receive_count; i++) {
+		const struct receive *receive = &given->receives[i];
+		if (receive->peer == NULL ||
+		    (receive->credit_op_id != NONE && receive->credit_op_id > OP_ID_MAX))
+			return ws_fail(err, -EINVAL,
+				       "receive %u has no peer, or a credit's op id above %u", i,
+				       OP_ID_MAX);
+		for (uint32_t k = 0; k < receive->move_count; k++)
+			if (!convert_can(receive->moves[k].from, receive->moves[k].to))
+				return ws_fail(err, -EINVAL, "receive %u can't turn %s into %s", i,
+					       ws_dtype_name(receive->moves[k].from),
+					       ws_dtype_name(receive->moves[k].to));
+	}
+	return 0;
+}
+
+static int program_allocate(struct engine *engine, struct ws_error *err)
+{
+	struct program *program = &engine->program;
+	const struct engine_program *given = &program->given;
+	program->sends = mem_alloc(given->send_count * sizeof(*program->sends));
+	program->digests = mem_alloc(given->digest_count * sizeof(*program->digests));
+	program->checks.index = mem_alloc(given->receive_count * sizeof(uint32_t));
+	program->credits.index = mem_alloc(given->receive_count * sizeof(uint32_t));
+	program->ready_digests.index = mem_alloc(given->digest_count * sizeof(uint32_t));
+	if (program->sends == NULL || program->digests == NULL || program->checks.index == NULL ||
+	    program->credits.index == NULL || program->ready_digests.index == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a program of %u sends and %u receives",
+			       given->send_count, given->receive_count);
+	return 0;
+}
+
+int engine_set_program(struct engine *engine, const struct engine_program *given,
+		       struct ws_error *err)
+{
+	struct program *program = &engine->program;
+	if (engine->imm.armed)
+		return ws_fail(err, -EINVAL, "a program can't change while an attempt is open");
+	if (given->receive_count > DIGESTS_MAX || given->digest_count > DIGESTS_MAX)
+		return ws_fail(err, -ENOSPC,
+			       "%u receives and %u digests are above the limit %u of each",
+			       given->receive_count, given->digest_count, DIGESTS_MAX);
+	program_release(engine);
+	program->given = *given;
+	int rc = program_allocate(engine, err);
+	for (uint32_t i = 0; i < given->send_count && rc == 0; i++)
+		rc = send_take(engine, i, err);
+	if (rc == 0)
+		rc = digests_check(engine, err);
+	if (rc == 0)
+		rc = receives_check(given, err);
+	if (rc == 0)
+		rc = imm_set(&engine->imm, given, err);
+	if (rc == 0) {
+		program->active = mem_alloc(program->active_room * sizeof(struct engine_peer *));
+		if (program->active == NULL)
+			rc = ws_fail(err, -ENOMEM, "no memory for a list of %u peers",
+				     program->active_room);
+	}
+	if (rc != 0) {
+		program_release(engine);
+		return rc;
+	}
+	program->set = true;
+	return 0;
+}

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Regions: memory that is registered on every NIC, and what a peer must know to write into it.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "lib/engine/engine_internal.h"
+
+struct region *region_find(const struct engine *engine, uint32_t region)
+{
+	if (region >= engine->region_count || engine->regions[region] == NULL ||
+	    engine->regions[region]->memory.bytes == 0)
+		return NULL;
+	return engine->regions[region];
+}
+
+static void region_dereg(struct engine *engine, struct region *region)
+{
+	for (uint32_t i = 0; i < region->registered; i++) {
+		struct nic *nic = engine->nics[i].nic;
+		if (region->mrs[i].memory.base != NULL)
+			nic->transport->dereg(nic, &region->mrs[i]);
+		region->mrs[i] = (struct mr){0};
+	}
+	region->registered = 0;
+	region->memory = (struct ws_memory){0};
+}
+
+static int region_reg(struct engine *engine, struct region *region, const struct ws_memory *memory,
+		      struct ws_error *err)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct nic *nic = engine->nics[i].nic;
+		/* A lost NIC keeps its place, with a key of 0 that no rail leads to. */
+		int rc = engine->nics[i].lost
+				 ? 0
+				 : nic->transport->reg(nic, memory, &region->mrs[i], err);
+		if (rc != 0) {
+			region_dereg(engine, region);
+			return ws_fail_in(err, rc, "cannot register %zu bytes on '%s'",
+					  memory->bytes, nic->name);
+		}
+		region->registered = i + 1;
+	}
+	region->memory = *memory;
+	return 0;
+}
+
+/* A free place in the table. */
+static int place_make(struct engine *engine, uint32_t *place_out, struct ws_error *err)
+{
+	uint32_t place = 0;
+	while (place < engine->region_count && engine->regions[place] != NULL)
+		place++;
+	if (place == ENGINE_REGIONS_MAX)
+		return ws_fail(err, -ENOSPC,
+			       "all %d regions are in use; register fewer, larger stretches",
+			       ENGINE_REGIONS_MAX);
+	if (place == engine->region_room) {
+		uint32_t room = engine->region_room + 16;
+		void *grown =
+			mem_grow(engine->regions, engine->region_room * sizeof(*engine->regions),
+				 room * sizeof(*engine->regions));
+		if (grown == NULL)
+			return ws_fail(err, -ENOMEM, "no memory for a table of %u regions", room);
+		engine->regions = grown;
+		engine->region_room = room;
+	}
+	*place_out = place;
+	return 0;
+}
+
+int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
+		      struct ws_error *err)
+{
+	uint32_t place = 0;
+	if (memory->base == NULL || memory->bytes == 0)
+		return ws_fail(err, -EINVAL, "a region of %zu bytes can't be registered",
+			       memory->bytes);
+	int rc = place_make(engine, &place, err);
+	if (rc != 0)
+		return rc;
+	struct region *region =
+		mem_alloc(sizeof(*region) + engine->nic_count * sizeof(region->mrs[0]));
+	if (region == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for region %u", place);
+	rc = region_reg(engine, region, memory, err);
+	if (rc != 0) {
+		mem_free(region);
+		return rc;
+	}
+	engine->regions[place] = region;
+	engine->region_count = MAX(engine->region_count, place + 1);
+	*region_out = place;
+	return 0;
+}
+
+int engine_region_renew(struct engine *engine, uint32_t region, const struct ws_memory *memory,
+			struct ws_error *err)
+{
+	if (region == 0 || region >= engine->region_count || engine->regions[region] == NULL)
+		return ws_fail(err, -EINVAL, "region %u isn't one of the %u that were added",
+			       region, engine->region_count);
+	region_dereg(engine, engine->regions[region]);
+	return region_reg(engine, engine->regions[region], memory, err);
+}
+
+void engine_region_drop(struct engine *engine, uint32_t region)
+{
+	if (region == 0 || region >= engine->region_count || engine->regions[region] == NULL)
+		return;
+	region_dereg(engine, engine->regions[region]);
+	mem_free(engine->regions[region]);
+	engine->regions[region] = NULL;
+}
+
+void engine_regions_encode(const struct engine *engine, struct writer *out)
+{
+	write_u32(out, engine->nic_count);
+	write_u32(out, engine->region_count);
+	for (uint32_t i = 0; i < engine->region_count; i++) {
+		const struct region *region = region_find(engine, i);
+		write_u64(out, region != NULL ? region->memory.bytes : 0);
+		for (uint32_t n = 0; n < engine->nic_count; n++) {
+			write_u64(out, region != NULL ? region->mrs[n].key : 0);
+			write_u64(out, region != NULL ? region->mrs[n].base : 0);
+		}
+	}
+}
+
+int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err)
+{
+	uint64_t blocks = staging_bytes / engine->op_bytes;
+	uint32_t index;
+	if (blocks > UINT32_MAX / 2)
+		return ws_fail(err, -ENOSPC, "%llu staging blocks are too many; choose larger ops",
+			       (unsigned long long)blocks);
+	engine->blocks = mem_alloc(blocks * sizeof(*engine->blocks));
+	if (engine->blocks == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a table of %llu staging blocks",
+			       (unsigned long long)blocks);
+	engine->block_count = (uint32_t)blocks;
+	engine->block_free = NONE;
+	for (uint32_t i = engine->block_count; i-- > 0;) {
+		engine->blocks[i].next = engine->block_free;
+		engine->block_free = i;
+	}
+	struct ws_memory own = {.place = WS_HOST};
+	int rc = ws_memory_alloc(&own, STAGING_OFFSET + blocks * engine->op_bytes, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "cannot allocate %llu bytes of staging",
+				  (unsigned long long)staging_bytes);
+	engine->own = own;
+	rc = engine_region_add(engine, &engine->own, &index, err);
+	return rc;
+}
+
+void region_free_all(struct engine *engine)
+{
+	for (uint32_t i = 0; i < engine->region_count; i++)
+		mem_free(engine->regions[i]);
+	mem_free(engine->regions);
+	engine->regions = NULL;
+	engine->region_count = engine->region_room = 0;
+	ws_memory_free(&engine->own);
+	mem_free(engine->blocks);
+	engine->blocks = NULL;
+	engine->block_count = 0;
+}
