@@ -135,6 +135,8 @@ struct param {
 struct rank_params {
 	uint32_t count;
 	struct param *params;    /* in the arena given */
+	uint32_t *index;         /* for rank_params_find: a hash of names; in the arena */
+	uint32_t index_mask;
 	uint64_t bytes;          /* sum of params' bytes */
 	uint64_t arena_bytes;    /* of a spare arena that holds them all */
 };

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private to the describing half (box.c expr*.c manifest*.c rows.c model.c scale.c preset.c
+ * layout.c): how an expression, a manifest and a model look inside.
+ */
+#ifndef DESCRIBE_H
+#define DESCRIBE_H
+
+#include "planner/planner.h"
+
+#define PIECE_COUNT_MAX	  (1u << 22)   /* of one form */
+#define ELEMENT_COUNT_MAX (1ULL << 56) /* of a tensor or a param, so that sums can't overflow */
+#define EXPR_DEPTH_MAX	  32
+#define EXPR_NODE_MAX	  4096 /* of one expression */
+#define GROUP_PART_MAX	  16   /* children of a `g` */
+#define AXIS_PART_MAX	  8    /* mesh axes of a product */
+#define LAYER_MAX	  65536
+#define EXPERT_MAX	  65536
+#define NAME_BYTES_MAX	  1024
+
+/* ------------------------------------------------------------------------------------------
+ * box.c: pieces while an expression is evaluated.
+ */
+
+/* A canonical box and where its elements lie in the output's coordinates: element (i0, i1, ..)
+ * at out[j] = at[j] + the sum of i_d * step[d] over those d with to[d] == j. */
+struct view {
+	uint32_t tensor;
+	int32_t slot;
+	uint32_t dim_count;
+	uint64_t offset[BOX_DIM_MAX], extent[BOX_DIM_MAX];
+	uint64_t step[BOX_DIM_MAX];
+	uint8_t to[BOX_DIM_MAX];
+	uint64_t at[LOCAL_DIM_MAX];
+};
+
+struct views {
+	struct view *list; /* owned */
+	uint32_t count, room;
+};
+
+struct shape {
+	uint32_t dim_count;
+	uint64_t dim[LOCAL_DIM_MAX];
+};
+
+/* Positions lo <= x < hi of a dim go to (x - lo) * scale + shift. */
+struct span {
+	uint64_t lo, hi, scale, shift;
+};
+
+int views_add(struct views *views, const struct view *view, struct ws_error *err);
+void views_release(struct views *views);
+/* Adds to out what of view lies in span on dim. */
+int views_cut(const struct view *view, uint32_t dim, const struct span *span, struct views *out,
+	      struct ws_error *err);
+/* The smallest and the largest position of a view on dim. */
+void view_reach(const struct view *view, uint32_t dim, uint64_t *first_out, uint64_t *last_out);
+/* Makes the form: row-major places, neighbours merged, sorted by tensor, slot and offset. */
+int views_lower(const struct views *views, const struct shape *shape, struct arena *arena,
+		struct form *form, struct ws_error *err);
+/* Sorts and merges in place; returns how many are left. */
+uint32_t pieces_merge(struct piece *pieces, uint32_t count);
+uint64_t shape_elements(const struct shape *shape); /* may exceed ELEMENT_COUNT_MAX: UINT64_MAX */
+
+/* ------------------------------------------------------------------------------------------
+ * expr.c: the expression language at one rank.
+ */
+enum expr_op { OP_T, OP_S, OP_R, OP_C, OP_G, OP_IL, OP_P, OP_K, OP_X, OP_FL, OP_Z };
+enum split_mode { SPLIT_EVEN, SPLIT_CHUNK, SPLIT_REP };
+
+/* An axis as a param's mesh resolves it: its coordinate is a mixed-radix number of
+ * (rank / divisor) % size over the parts, slowest first. */
+struct axis {
+	const char *name;
+	uint32_t size; /* product of the parts */
+	uint32_t part_count;
+	uint32_t part_divisor[AXIS_PART_MAX], part_size[AXIS_PART_MAX];
+};
+
+struct expr {
+	enum expr_op op;
+	enum split_mode mode;
+	uint32_t dim;
+	uint64_t a, b, c; /* r: lo hi; g: n; il: outer a b; p: multiple; s: unit */
+	const struct axis *axis;
+	uint32_t tensor; /* t */
+	const struct tensor_rule *rule;
+	uint32_t perm[LOCAL_DIM_MAX], perm_count;
+	uint32_t child_count;
+	struct expr **child; /* in the manifest's arena */
+};
+
+/* Where an expression is evaluated. */
+struct spot {
+	uint32_t rank;
+	uint32_t expert_count; /* of the rank's list, for `k` */
+	bool stacks;	       /* the expression has a `k` */
+};
+
+uint32_t axis_index(const struct axis *axis, uint32_t rank);
+/* The shape alone: finds every error of the expression at this spot and allocates nothing. */
+int expr_shape(const struct expr *expr, const struct spot *spot, struct shape *shape_out,
+	       struct ws_error *err);
+int expr_form(const struct expr *expr, const struct spot *spot, struct arena *arena,
+	      struct form *form_out, struct ws_error *err);
+
+/* ------------------------------------------------------------------------------------------
+ * manifest_parse.c and its helpers fill what manifest.c answers from.
+ */
+struct mesh {
+	const char *name;
+	uint32_t axis_count; /* slowest first */
+	struct mesh_axis {
+		const char *name;
+		uint32_t size, divisor; /* coordinate: rank / divisor % size */
+	} * axes;
+};
+
+/* An axis name of the expressions: 1 (no parts), one mesh axis or a product of them. */
+struct binding {
+	const char *name;
+	uint32_t part_count;
+	const char *part[AXIS_PART_MAX];
+};
+
+struct layer_range {
+	int32_t lo, hi;
+};
+
+struct layer_set {
+	const char *name;
+	uint32_t count;
+	struct layer_range *ranges; /* ascending */
+};
+
+struct scheme {
+	const char *name;
+	const char *kind, *format, *scale; /* as written */
+	uint64_t block[2];
+	double eps;
+	bool pow2, reciprocal;
+};
+
+/* The experts of every coordinate of an axis of n, for experts [lo, hi). */
+struct expert_lists {
+	int32_t lo, hi;
+	uint32_t coordinate_count;
+	int32_t *list; /* the coordinates' experts one after the other */
+};
+
+/* A map: lists per layer and coordinate. */
+struct expert_map {
+	struct layer_range layers;
+	uint32_t coordinate_count;
+	uint32_t *counts; /* by coordinate, the same at every layer */
+	uint32_t *firsts; /* offset of a coordinate's list in a layer's */
+	uint32_t total;	  /* of one layer */
+	int32_t *list;	  /* layer by layer */
+};
+
+enum stage_kind { STAGE_ANY = -1, STAGE_LAST = -2 }; /* else the stage's number */
+
+struct rule {
+	struct param_rule view;
+	const struct expr *expr;  /* NULL: its forms come from rows */
+	const struct axis **axes; /* that its form depends on */
+	uint32_t axis_count;
+	const struct axis *expert_axis;	  /* of its expert list; NULL where it has none */
+	const struct expert_lists *lists; /* NULL under a map */
+	int32_t *layers;		  /* ascending within a stage; the single -1 where no {L} */
+	uint32_t layer_count;
+	uint32_t *stage_first; /* NULL without stages; layers of stage s: [s], [s + 1] */
+	int32_t stage;	       /* of a param without layers: enum stage_kind or a number */
+	const char *kind, *part_of, *scale; /* "param", "main", NULL: as written */
+	const struct row_forms *rows;
+};
+
+/* rows.c: a rank's forms of one rule. */
+struct row_forms {
+	uint32_t count; /* ranks that have it, ascending */
+	uint32_t *ranks;
+	const struct form **forms;
+	uint32_t *expert_first, *expert_count; /* into experts */
+	int32_t *experts;
+};
+
+struct memo_entry {
+	uint64_t key; /* of the coordinates */
+	uint32_t rule, expert_count;
+	const struct form *form; /* NULL: free */
+};
+
+struct manifest {
+	struct arena arena;
+	enum side side;
+	const char *framework, *model;
+	uint32_t world;
+	uint64_t digest;
+	struct tensor_rule *tensors;
+	uint32_t tensor_count;
+	uint32_t *tensor_bucket, *tensor_next; /* hash of names; UINT32_MAX ends */
+	uint32_t tensor_mask;
+	const struct json *sym; /* while parsing: NULL or an object */
+	int32_t layer_base;	/* num_hidden_layers, for {L-nl}; -1: unknown */
+	struct mesh *meshes;
+	uint32_t mesh_count;
+	struct binding *bindings;
+	uint32_t binding_count;
+	struct layer_set *sets;
+	uint32_t set_count;
+	struct axis *stage_axis; /* NULL: everything is on every rank */
+	uint32_t stage_layer_count;
+	uint32_t *stage_of;
+	const char *expert_axis_name; /* NULL: every rank has every expert */
+	bool round_robin;
+	struct expert_map *map; /* NULL: by place */
+	struct expert_lists **lists;
+	uint32_t lists_count;
+	enum ws_dtype (*casts)[2];
+	uint32_t cast_count;
+	struct scheme *schemes;
+	uint32_t scheme_count;
+	struct rule *rules; /* owned; grows while parsing */
+	uint32_t rule_count, rule_room;
+	struct memo *memo; /* owned; the one part that changes later */
+};
+
+struct memo {
+	struct arena arena;
+	struct memo_entry *table; /* owned */
+	uint32_t count, mask;
+	uint32_t *form_counts; /* by rule: the next id; owned */
+};
+
+/* ---- While parsing. */
+struct parse {
+	struct manifest *manifest;
+	struct findings found;
+	struct arena arena; /* findings and scratch */
+	const char **names; /* scratch for expr_tensor_names */
+	bool out_of_memory;
+};
+
+/* One param's surroundings while its expression is read. */
+struct param_parse {
+	struct parse *parse;
+	const char *name;
+	const struct mesh *mesh;
+	int32_t layer; /* that `t` resolves for; -1 where the param has none */
+	bool each_expert;
+	uint32_t node_count;
+	bool stacks, in_stack, failed;
+	const struct axis **axes; /* named so far; in the manifest's arena */
+	uint32_t axis_count, axis_room;
+	struct layer_range experts; /* of its {E} tensors; lo -1: none seen */
+	enum ws_dtype dtype;	    /* of its tensors */
+	bool mixed_dtypes;
+};
+
+#define AXES_NAMED_MAX 32 /* distinct axes of one expression */
+
+/* manifest_parse.c: small readers that add findings. */
+bool parse_keys(struct parse *parse, const struct json *object, const char *where,
+		const char *const *allowed);
+const char *parse_text(struct parse *parse, const struct json *object, const char *key,
+		       const char *where);
+bool parse_range(struct parse *parse, const struct json *json, const char *where, const char *what,
+		 int32_t max, struct layer_range *range_out);
+bool parse_ranges(struct parse *parse, const struct json *json, const char *where,
+		  struct layer_set *set_out);
+void *parse_alloc(struct parse *parse, size_t count, size_t bytes_each); /* manifest's arena */
+const char *parse_copy(struct parse *parse, const char *text);		 /* likewise */
+
+/* manifest_axes.c: "meshes", "axes", "stages", "experts". */
+void parse_meshes(struct parse *parse, const struct json *json);
+void parse_bindings(struct parse *parse, const struct json *json);
+void parse_stages(struct parse *parse, const struct json *json);
+void parse_experts(struct parse *parse, const struct json *json);
+const struct mesh *mesh_find(const struct manifest *manifest, const char *name);
+const struct expert_lists *expert_lists(struct parse *parse, int32_t lo, int32_t hi,
+					uint32_t count);
+
+/* manifest_rules.c: "params". */
+void parse_params(struct parse *parse, const struct json *json);
+/* Adds an empty rule at the end; NULL out of memory. */
+struct rule *rule_add(struct parse *parse);
+/* Sorts a rule's layers by stage; false and findings where a layer has none. */
+bool rule_place(struct parse *parse, struct rule *rule, const int32_t *layers, uint32_t count);
+/* The key of a rank's coordinates for a rule: equal keys, equal forms. */
+uint64_t rule_key(const struct rule *rule, uint32_t rank);
+uint32_t rule_expert_count(const struct manifest *manifest, const struct rule *rule, uint32_t rank);
+
+/* rows.c: "rows". */
+void parse_rows(struct parse *parse, const struct json *json);
+
+/* names.c */
+int param_name(const struct manifest *manifest, const struct rule *rule, int32_t layer,
+	       int32_t expert, int32_t slot, char *out, size_t bytes);
+/* Findings for params of the same name on one rank. */
+void check_names(struct parse *parse);
+
+/* digest of what was parsed. */
+int manifest_digest_make(struct manifest *manifest, struct ws_error *err);
+
+/* expr_parse.c */
+const struct axis *axis_resolve(struct param_parse *param, const char *name);
+const struct expr *expr_parse(struct param_parse *param, const struct json *json);
+/* Calls each `t` name of an expression, depth first, at most EXPR_NODE_MAX. */
+uint32_t expr_tensor_names(const struct json *json, const char **names, uint32_t room);
+uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer);
+
+#endif
