@@ -29,6 +29,11 @@ CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -
 LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 LDLIBS_ALL = $(PKG_LIBS) -lm $(LDLIBS)
 
+# Two cores build twice as fast as one; a -j of your own wins.
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc)
+endif
+
 GOAL := $(firstword $(or $(MAKECMDGOALS),all))
 ifeq ($(filter help clean layers format format-check,$(GOAL)),)
 include $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
