@@ -6,7 +6,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/transport/fabric.h"
@@ -24,6 +26,7 @@ static struct fi_info *hints_make(const char *provider)
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->domain_attr->mr_mode =
 		FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	hints->rx_attr->size = 8; /* no message is ever received */
 	hints->domain_attr->threading = FI_THREAD_DOMAIN;
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
@@ -34,6 +37,32 @@ static struct fi_info *hints_make(const char *provider)
 		return NULL;
 	}
 	return hints;
+}
+
+/*
+ * rxm's defaults take 70 MB of message buffers per endpoint, and writes use none of them.  It
+ * reads its settings from the environment only, when libfabric starts, so they are there for the
+ * first call of fi_getinfo; what the user has set stays.
+ */
+static int getinfo(const char *node, const struct fi_info *hints, struct fi_info **offers_out)
+{
+	static const char *const settings[][2] = {
+		{"FI_OFI_RXM_MSG_RX_SIZE", "8"},
+		{"FI_OFI_RXM_BUFFER_SIZE", "256"},
+	};
+	static atomic_bool started;
+	bool mine[ARRAY_SIZE(settings)] = {false};
+	bool first = !atomic_exchange(&started, true);
+
+	for (size_t i = 0; first && i < ARRAY_SIZE(settings); i++)
+		if (getenv(settings[i][0]) == NULL)
+			mine[i] = setenv(settings[i][0], settings[i][1], 1) == 0;
+	int rc =
+		fi_getinfo(FABRIC_API, node, NULL, node != NULL ? FI_SOURCE : 0, hints, offers_out);
+	for (size_t i = 0; first && i < ARRAY_SIZE(settings); i++)
+		if (mine[i])
+			unsetenv(settings[i][0]);
+	return rc;
 }
 
 static bool is_ipv4(const char *text)
@@ -127,8 +156,7 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	struct fi_info *hints = hints_make(provider);
 	if (hints == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", device);
-	rc = fi_getinfo(FABRIC_API, address[0] != 0 ? address : NULL, NULL,
-			address[0] != 0 ? FI_SOURCE : 0, hints, &offers);
+	rc = getinfo(address[0] != 0 ? address : NULL, hints, &offers);
 	fi_freeinfo(hints);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric's provider '%s' has nothing at '%s': %s",
@@ -188,7 +216,7 @@ int fabric_offers(struct arena *arena, const char *provider, struct nic_info **i
 	*count_out = 0;
 	if (hints == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
-	int rc = fi_getinfo(FABRIC_API, NULL, NULL, 0, hints, &offers);
+	int rc = getinfo(NULL, hints, &offers);
 	fi_freeinfo(hints);
 	if (rc == -FI_ENODATA)
 		return 0;
