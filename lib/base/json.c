@@ -150,9 +150,9 @@ int json_parse(struct arena *arena, const void *bytes, size_t count,
 			      .at = bytes,
 			      .end = (const uint8_t *)bytes + count,
 			      .err = err};
-	uint32_t node_count = 0;
+	uint32_t member_count = 0;
 	*json_out = NULL;
-	int rc = json_scan(bytes, count, limits, &node_count, err);
+	int rc = json_scan(bytes, count, limits, &member_count, err);
 	if (rc != 0)
 		return rc;
 	struct json *json = arena_alloc(arena, sizeof(*json));

@@ -16,6 +16,7 @@ struct scan {
 	const uint8_t *at, *end;
 	const struct json_limits *limits;
 	uint32_t node_count, depth;
+	uint32_t member_count;			 /* of the outermost object */
 	uint64_t is_object[JSON_DEPTH_MAX / 64]; /* a bit for each open container */
 	const char *fault;			 /* static; what is wrong at `at` */
 	int code;
@@ -114,6 +115,10 @@ static bool scan_string(struct scan *scan)
 	scan->at++;
 	while (scan->at < scan->end) {
 		uint8_t c = *scan->at;
+		if (c >= 0x20 && c < 0x80 && c != '"' && c != '\\') {
+			scan->at++;
+			continue;
+		}
 		if (c == '"') {
 			scan->at++;
 			return true;
@@ -196,6 +201,8 @@ static void skip_white(struct scan *scan)
 /* A member's name and its colon. */
 static bool scan_key(struct scan *scan)
 {
+	if (scan->depth == 1)
+		scan->member_count++;
 	skip_white(scan);
 	if (!scan_string(scan))
 		return false;
@@ -302,7 +309,7 @@ int json_fail_at(const void *bytes, const void *at, int code, const char *what,
 }
 
 int json_scan(const void *bytes, size_t count, const struct json_limits *limits,
-	      uint32_t *node_count_out, struct ws_error *err)
+	      uint32_t *member_count_out, struct ws_error *err)
 {
 	assert(limits->depth_max <= JSON_DEPTH_MAX);
 	if (count > limits->bytes_max)
@@ -313,7 +320,7 @@ int json_scan(const void *bytes, size_t count, const struct json_limits *limits,
 	struct scan scan = {.at = bytes, .end = (const uint8_t *)bytes + count, .limits = limits};
 	if (!scan_text(&scan))
 		return json_fail_at(bytes, scan.at, scan.code, scan.fault, err);
-	*node_count_out = scan.node_count;
+	*member_count_out = scan.member_count;
 	return 0;
 }
 
@@ -325,30 +332,31 @@ const uint8_t *json_skip_string(const uint8_t *at)
 	return at + 1;
 }
 
+/* Scanned text is balanced, so that only commas and brackets outside of strings count. */
 static const uint8_t *skip_value(const uint8_t *at, const uint8_t *end)
 {
 	uint32_t depth = 0;
 	while (at < end) {
-		uint8_t c = *at;
-		if (c == '"') {
+		switch (*at) {
+		case '"':
 			at = json_skip_string(at);
-		} else if (c == '{' || c == '[') {
-			depth++;
-			at++;
 			continue;
-		} else if (c == '}' || c == ']') {
+		case '{':
+		case '[':
+			depth++;
+			break;
+		case '}':
+		case ']':
 			if (depth == 0)
 				return at;
 			depth--;
-			at++;
-		} else if (c == ',' && depth == 0) {
-			return at;
-		} else {
-			at++;
-			continue;
+			break;
+		case ',':
+			if (depth == 0)
+				return at;
+			break;
 		}
-		if (depth == 0)
-			return at;
+		at++;
 	}
 	return at;
 }

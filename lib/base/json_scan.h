@@ -13,9 +13,10 @@
 /* Bytes of the UTF-8 character at `at` (RFC 3629: not overlong, no surrogate), 0 if it's none. */
 size_t utf8_bytes(const uint8_t *at, const uint8_t *end);
 
-/* The scan that json.h's json_parse promises, duplicate keys aside.  -EBADMSG, -ENOSPC. */
+/* The scan that json.h's json_parse promises, duplicate keys aside; how many members the value
+ * has if it is an object.  -EBADMSG, -ENOSPC. */
 int json_scan(const void *bytes, size_t count, const struct json_limits *limits,
-	      uint32_t *node_count_out, struct ws_error *err);
+	      uint32_t *member_count_out, struct ws_error *err);
 
 /* Writes the sentence with the line and column of `at`. */
 int json_fail_at(const void *bytes, const void *at, int code, const char *what,

@@ -276,17 +276,17 @@ static int check_ranges(struct st_tensor *tensors, uint32_t count, uint64_t head
 	return 0;
 }
 
-static int scan_header(const void *header, size_t count, struct ws_error *err)
+static int scan_header(const void *header, size_t count, uint32_t *member_count_out,
+		       struct ws_error *err)
 {
 	static const struct json_limits limits = {.bytes_max = ST_HEADER_BYTES_MAX,
 						  .depth_max = HEADER_DEPTH_MAX,
 						  .node_count_max = UINT32_MAX};
-	uint32_t node_count = 0;
 	if (count == 0)
 		return ws_fail(err, -EBADMSG, "the header is empty");
 	if (((const uint8_t *)header)[0] != '{')
 		return ws_fail(err, -EBADMSG, "the header doesn't begin with '{'");
-	int rc = json_scan(header, count, &limits, &node_count, err);
+	int rc = json_scan(header, count, &limits, member_count_out, err);
 	return rc == 0 ? 0 : ws_fail_in(err, rc, "the header isn't right");
 }
 
@@ -296,13 +296,12 @@ int st_parse_header_in(struct arena *names_arena, struct arena *arena, const voi
 {
 	struct json_slice object = {.at = header, .count = count};
 	struct names names;
-	uint32_t tensor_count = 0;
+	uint32_t tensor_count = 0, member_count = 0;
 	*tensors_out = NULL;
 	*count_out = 0;
-	int rc = scan_header(header, count, err);
+	int rc = scan_header(header, count, &member_count, err);
 	if (rc != 0)
 		return rc;
-	uint32_t member_count = count_members(object);
 	if (member_count > ST_TENSOR_COUNT_MAX)
 		return ws_fail(err, -ENOSPC, "the header has %u tensors, and the limit is %d",
 			       member_count, ST_TENSOR_COUNT_MAX);

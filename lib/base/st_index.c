@@ -148,7 +148,7 @@ static int read_index(struct st_index *index, const char *name, struct ws_error 
 {
 	static const struct json_limits limits = {
 		.bytes_max = ST_INDEX_BYTES_MAX, .depth_max = 64, .node_count_max = UINT32_MAX};
-	uint32_t node_count = 0;
+	uint32_t member_count = 0;
 	char *path = arena_text(&index->arena, "%s/%s", index->folder, name);
 	if (path == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for the index's path");
@@ -159,7 +159,7 @@ static int read_index(struct st_index *index, const char *name, struct ws_error 
 	close(fd);
 	if (rc != 0)
 		return rc;
-	rc = json_scan(index->bytes, index->count, &limits, &node_count, err);
+	rc = json_scan(index->bytes, index->count, &limits, &member_count, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "index '%s'", path);
 	index->path = path;
