@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private to oracle*.c: a manifest as the oracle reads it, for one rank, straight from its JSON.
+ */
+#ifndef ORACLE_H
+#define ORACLE_H
+
+#include "cli/roles.h"
+
+#define TREE_DIM_MAX   6
+#define NAME_MAX_BYTES 512
+
+/* One node of an expression for one layer and one expert list; shapes are known. */
+struct tree {
+	char op[3];
+	uint32_t dim;
+	uint64_t a, b, c; /* s: first row; r: lo; g: groups; il: outer a b; k: nothing */
+	uint32_t perm[TREE_DIM_MAX];
+	uint32_t dim_count;
+	uint64_t shape[TREE_DIM_MAX];
+	bool zeros;			/* z away from coordinate 0 */
+	const struct st_tensor *tensor; /* t */
+	uint64_t hash;			/* of its name */
+	enum ws_dtype trained;		/* dtype at the trainer */
+	uint8_t *data; /* owned: the tensor in the trainer's dtype, read when first needed */
+	uint32_t child_count;
+	struct tree **child;
+};
+
+/* Where an expression is evaluated. */
+struct spot {
+	const struct json *manifest, *param;
+	uint32_t rank;
+	int32_t layer, expert;
+	const int32_t *experts; /* for `k`: the rank's list */
+	uint32_t expert_count;
+};
+
+struct reading { /* of manifests; one per oracle */
+	struct arena *arena;
+	const struct checkpoint *checkpoint;
+	const struct json *trainer;
+};
+
+/* ---- oracle_read.c */
+/* Coordinate and size of an axis for this param's mesh. */
+int spot_axis(const struct spot *spot, const char *name, uint32_t *index_out, uint32_t *size_out,
+	      struct ws_error *err);
+/* A number, "$symbol" or "$symbol*axis". */
+int spot_number(const struct spot *spot, const struct json *json, uint64_t *value_out,
+		struct ws_error *err);
+/* Name with {L}, {L-nl}, {E}, {e} put in. */
+void spot_name(const struct spot *spot, const char *pattern, int32_t expert, int32_t slot,
+	       char *out, size_t bytes);
+/* Finds which param entry, layer and expert a local name stands for at this rank. */
+int spot_find(const struct reading *reading, const struct json *manifest, uint32_t rank,
+	      const char *name, struct spot *spot_out, struct ws_error *err);
+/* The dtype in which the trainer holds a canonical tensor. */
+enum ws_dtype trained_dtype(const struct reading *reading, const char *tensor,
+			    enum ws_dtype stored);
+
+/* ---- oracle_tree.c */
+int tree_make(const struct reading *reading, const struct spot *spot, const struct json *expression,
+	      int32_t expert, struct tree **tree_out, struct ws_error *err);
+void tree_release(struct tree *tree); /* data only; nodes are in the arena */
+/* Which canonical element stands at index of the node: NULL for a zero. */
+struct tree *tree_locate(struct tree *tree, const uint64_t *index, uint64_t *element_out);
+
+#endif
