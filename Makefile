@@ -50,7 +50,8 @@ SOURCES := $(wildcard $(addsuffix /*.c,$(FOLDERS)))
 CLI_SOURCES := $(wildcard cli/*.c)
 BENCH_SOURCES := $(wildcard bench/*.c)
 TEST_HELPERS = tests/main.c tests/gen.c
-TEST_SOURCES := $(filter-out $(TEST_HELPERS),$(wildcard tests/*.c))
+TEST_SHARED = tests/engine_world.c
+TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c))
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 DATA := $(wildcard planner/presets/*.json planner/models/*.json)
 
@@ -82,7 +83,9 @@ $(BUILD)/weightsync: $(BUILD)/cli/main.o $(BUILD)/commands.a $(BUILD)/internal.a
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS))) $(BUILD)/commands.a \
 		$(BUILD)/internal.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL) $(CHECK_LIBS)
+	$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS_ALL) $(CHECK_LIBS)
+
+$(BUILD)/tests/engine $(BUILD)/tests/engine_fault: $(BUILD)/tests/engine_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
