@@ -11,11 +11,10 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
-#include <zmq.h>
 
-#include "lib/link/link.h"
-#include "lib/link/link_frame.h"
+#include "lib/link/link_inside.h"
 #include "tests/test.h"
 
 #define PATIENCE_MS    30000
@@ -501,18 +500,63 @@ END_TEST
 START_TEST(a_silent_connection_is_hung_up_on)
 {
 	struct end hub = {0}, none = {0};
-	char byte[64];
+	char bytes[64];
 	ssize_t got = 1;
 
 	listen_here(&hub);
-	int fd = raw_connect(&hub);
-	raw_send(fd, _i == 0 ? 0 : 3); /* nothing at all, or a greeting and no more */
-	ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
-	turn_until(&hub, &none,
-		   (got = recv(fd, byte, sizeof(byte), 0)) == 0 ||
-			   (got < 0 && errno == ECONNRESET));
-	close(fd);
+	int silent = raw_connect(&hub), greeted = raw_connect(&hub);
+	raw_send(greeted, 3);
+	turn_for_ms(&hub, &none, 100);
+	for (int i = 0; i < 2; i++) {
+		int fd = i == 0 ? silent : greeted;
+		ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+		turn_until(&hub, &none,
+			   (got = recv(fd, bytes, sizeof(bytes), 0)) == 0 ||
+				   (got < 0 && errno == ECONNRESET));
+		close(fd);
+	}
 	link_close(hub.link);
+}
+END_TEST
+
+static uint64_t later_ns(void *arg)
+{
+	struct timespec now;
+
+	(void)arg;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec + SETTLED_NS +
+	       1000000000u;
+}
+
+START_TEST(only_members_fill_the_hub)
+{
+	struct end hub = {0}, members[3] = {0}, late = {0};
+	int fds[8];
+
+	listen_here(&hub);
+	hub.link->client_count_max = 3;
+	for (int i = 0; i < 3; i++) {
+		dial_to(&members[i], &hub, &key);
+		turn_until(&hub, &members[i], members[i].connected == 1);
+	}
+	/* From here on the three are older than any handshake. */
+	clock_set(later_ns, NULL);
+	for (int i = 0; i < 8; i++)
+		fds[i] = raw_connect(&hub);
+	dial_to(&late, &hub, &key);
+	turn_until(&hub, &late, late.refused > 0 && hub.refused > 0);
+	ck_assert_ptr_nonnull(strstr(late.err.text, "all the members it can take"));
+	ck_assert_ptr_nonnull(strstr(hub.err.text, "a member too many"));
+	ck_assert_uint_eq(late.connected, 0);
+	link_close(members[1].link);
+	turn_until(&hub, &late, late.connected == 1);
+	for (int i = 0; i < 8; i++)
+		close(fds[i]);
+	link_close(members[0].link);
+	link_close(members[2].link);
+	part(&hub, &late);
+	clock_set(NULL, NULL);
 }
 END_TEST
 
@@ -866,7 +910,8 @@ Suite *suite(void)
 	tcase_add_test(door, a_member_outlives_its_hub_and_is_told);
 	tcase_add_test(door, the_last_frames_of_a_hub_come_before_its_end);
 	tcase_add_loop_test(door, raw_connections_do_not_keep_members_out, 0, 7);
-	tcase_add_loop_test(door, a_silent_connection_is_hung_up_on, 0, 2);
+	tcase_add_test(door, a_silent_connection_is_hung_up_on);
+	tcase_add_test(door, only_members_fill_the_hub);
 	tcase_add_test(door, a_client_without_encryption_gets_nothing_in);
 	tcase_add_test(door, a_listener_without_encryption_refuses_a_member);
 	tcase_add_loop_test(door, a_broken_frame_is_dropped_and_named, 0, 11);

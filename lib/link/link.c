@@ -123,6 +123,7 @@ static int make(struct link **link_out, bool is_hub, const char *endpoint,
 	link->redial_ns = UINT64_MAX;
 	memcpy(link->endpoint, endpoint, strlen(endpoint));
 	if (is_hub) {
+		link->client_count_max = LINK_CLIENTS_MAX;
 		link->arrivals = mem_alloc(ARRIVAL_COUNT * sizeof(*link->arrivals));
 		if (link->arrivals == NULL)
 			return ws_fail(err, -ENOMEM, "no memory for the clients of '%s'", endpoint);
@@ -191,7 +192,7 @@ static void hang_up(struct link *link, int linger_ms)
 static int dial(struct link *link, struct ws_error *err)
 {
 	hang_up(link, 0);
-	link->shaken = link->tcp_up = link->lost = false;
+	link->shaken = link->lost = false;
 	link->redial_ns = clock_ns() + DIAL_MS_MAX * UINT64_C(1000000);
 	int rc = socket_open(link, ZMQ_DEALER, err);
 	if (rc == 0 && zmq_connect(link->socket, link->endpoint) != 0) {

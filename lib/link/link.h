@@ -9,7 +9,7 @@
  * anybody in.  A socket monitor tells a wrong key (handshake failed) from a dead hub.
  *
  * Threads: a link belongs to one thread, which calls link_receive or link_wait often: they also
- * let members in and dial again.
+ * let members in and dial again.  It may be handed over by what orders memory, as pthread_create.
  */
 #ifndef LINK_H
 #define LINK_H
@@ -17,7 +17,7 @@
 #include "lib/base/base.h"
 
 #define LINK_BODY_BYTES_MAX (64u << 20)
-#define LINK_CLIENTS_MAX 4096
+#define LINK_CLIENTS_MAX    4096
 
 /* ---- keys.c: the run's key file: one CURVE key pair for the hub and one for the members. */
 struct run_key {
@@ -34,24 +34,24 @@ void run_key_wipe(struct run_key *key);
 
 /* ---- frames */
 struct frame {
-	uint16_t kind;             /* the sender's own numbering; 0 is never sent */
-	uint64_t hub_incarnation;  /* the hub's, or the newest one the member has seen */
-	uint64_t member;           /* which member sends, or is meant; a number lib/hub gives */
-	uint64_t incarnation;      /* that member's process */
-	uint64_t sequence;         /* rises by one per frame of this link; set by link_send */
-	const void *body;          /* link_send: borrowed during the call.  link_receive: valid
-				    * until the next link_receive on this link */
+	uint16_t kind;		  /* the sender's own numbering; 0 is never sent */
+	uint64_t hub_incarnation; /* the hub's, or the newest one the member has seen */
+	uint64_t member;	  /* which member sends, or is meant; a number lib/hub gives */
+	uint64_t incarnation;	  /* that member's process */
+	uint64_t sequence;	  /* rises by one per frame of this link; set by link_send */
+	const void *body;	  /* link_send: borrowed during the call.  link_receive: valid
+				   * until the next link_receive on this link; not aligned */
 	uint32_t body_bytes;
-	uint64_t route;            /* hub only: which connection it came from / goes to */
+	uint64_t route; /* hub only: which connection it came from / goes to */
 };
 
 enum link_event {
 	LINK_NOTHING = 0,
-	LINK_FRAME,        /* *frame_out is filled */
-	LINK_CONNECTED,    /* member: the handshake with the hub succeeded */
+	LINK_FRAME,	   /* *frame_out is filled */
+	LINK_CONNECTED,	   /* member: the handshake with the hub succeeded */
 	LINK_DISCONNECTED, /* member: the connection is gone; it is retried */
-	LINK_REFUSED,      /* the handshake failed: wrong key on one side */
-	LINK_MALFORMED     /* a frame that isn't one was dropped; err says from where */
+	LINK_REFUSED,	   /* the handshake failed: wrong key on one side */
+	LINK_MALFORMED	   /* a frame that isn't one was dropped; err says from where */
 };
 
 struct link;
@@ -70,7 +70,8 @@ const char *link_endpoint(const struct link *link);
  * the route is gone, -ENOSPC: body too long. */
 int link_send(struct link *link, const struct frame *frame, struct ws_error *err);
 
-/* The next thing that happened; never blocks.  err may be NULL; it explains REFUSED and MALFORMED. */
+/* The next thing that happened; never blocks.  err may be NULL; it explains REFUSED and MALFORMED.
+ */
 enum link_event link_receive(struct link *link, struct frame *frame_out, struct ws_error *err);
 
 /* Waits until link_receive may yield something, other_fd (or -1) is readable, or until_ns. */

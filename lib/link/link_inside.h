@@ -12,7 +12,9 @@
 #include "lib/link/link.h"
 #include "lib/link/link_frame.h"
 
-#define HANDSHAKE_MS  5000
+#define HANDSHAKE_MS 5000
+/* Older connections have ended their handshake, or ZeroMQ would have ended them. */
+#define SETTLED_NS    ((HANDSHAKE_MS + 1000) * UINT64_C(1000000))
 #define REDIAL_MS_MIN 100
 #define REDIAL_MS_MAX 2000
 /* A member that was refused asks again, in case the hub gets the right key. */
@@ -47,7 +49,6 @@ struct link {
 
 	/* member: the state of the one connection */
 	bool shaken;		/* the handshake succeeded and the caller knows */
-	bool tcp_up;		/* connected, not yet shaken */
 	bool lost;		/* gone; said when the frames it left are read */
 	bool refused;		/* the hub said no: ask again slowly */
 	uint32_t cut_off_count; /* handshakes cut off in a row */
@@ -58,6 +59,7 @@ struct link {
 
 	/* hub */
 	struct arrival *arrivals;   /* owned; ARRIVAL_COUNT */
+	uint32_t client_count_max;  /* LINK_CLIENTS_MAX; tests lower it */
 	uint32_t open_count;	    /* connections accepted and not yet gone */
 	uint64_t calm;		    /* how often the monitor was seen empty */
 	uint32_t failed_kind;	    /* of the handshake whose DISCONNECTED comes next; 0: none */
@@ -66,8 +68,6 @@ struct link {
 	char refused_address[64];   /* whom ZAP refused last */
 	bool refused_full;	    /* and whether for want of room */
 };
-
-/* frame.c: see link_frame.h. */
 
 /* zap.c: binds the ZAP address; answers what has come; never blocks. */
 int zap_open(struct link *link, struct ws_error *err);

@@ -82,7 +82,7 @@ uint32_t watch_settled_count(const struct link *link)
 
 	for (uint32_t i = 0; i < ARRIVAL_COUNT; i++) {
 		uint64_t since = link->arrivals[i].since_ns;
-		count += since != 0 && now - since > (HANDSHAKE_MS + 1000) * UINT64_C(1000000);
+		count += since != 0 && now - since > SETTLED_NS;
 	}
 	return count;
 }
@@ -195,7 +195,6 @@ static void redial_plan(struct link *link)
 {
 	uint32_t wait_ms = link->refused ? REDIAL_REFUSED_MS : link->redial_ms;
 
-	link->tcp_up = false;
 	link->redial_ms = MIN(link->redial_ms * 2, REDIAL_MS_MAX);
 	link->redial_ns = clock_ns() + wait_ms * UINT64_C(1000000);
 }
@@ -246,11 +245,9 @@ static enum link_event member_event(struct link *link, uint32_t event, uint32_t 
 				    struct ws_error *err)
 {
 	if (event == ZMQ_EVENT_CONNECTED) {
-		link->tcp_up = true;
 		link->tcp_up_ns = clock_ns();
 		link->redial_ns = link->tcp_up_ns + DIAL_MS_MAX * UINT64_C(1000000);
 	} else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
-		link->tcp_up = false;
 		link->shaken = true;
 		link->refused = false;
 		link->cut_off_count = 0;
