@@ -392,10 +392,27 @@ START_TEST(a_dead_hub_is_not_a_wrong_key)
 	dial_to(&member, &hub, &key);
 	link_close(hub.link);
 	hub.link = NULL;
-	turn_for_ms(&member, &hub, 1500);
+	turn_for_ms(&member, &hub, 1000);
 	ck_assert_uint_eq(member.refused, 0);
 	ck_assert_uint_eq(member.connected, 0);
 	link_close(member.link);
+}
+END_TEST
+
+/* More than five seconds of silence: the hub ends the handshake, and it doesn't look like a refusal. */
+START_TEST(a_stopped_hub_is_not_a_wrong_key)
+{
+	struct end hub = {0}, member = {0}, none = {0};
+
+	listen_here(&hub);
+	dial_to(&member, &hub, &key);
+	turn_for_ms(&member, &none, 5500);
+	ck_assert_uint_eq(member.connected, 0);
+	turn_until(&hub, &member, member.connected == 1);
+	route_of(&hub, &member);
+	ck_assert_uint_eq(member.refused, 0);
+	ck_assert_uint_eq(hub.refused, 0);
+	part(&hub, &member);
 }
 END_TEST
 
@@ -540,6 +557,7 @@ START_TEST(only_members_fill_the_hub)
 		dial_to(&members[i], &hub, &key);
 		turn_until(&hub, &members[i], members[i].connected == 1);
 	}
+	turn_until(&hub, &late, hub.link->open_count == 3);
 	/* From here on the three are older than any handshake. */
 	clock_set(later_ns, NULL);
 	for (int i = 0; i < 8; i++)
@@ -907,6 +925,7 @@ Suite *suite(void)
 	tcase_add_test(door, refusals_are_reported_at_most_once_a_second);
 	tcase_add_test(door, a_refused_member_does_not_disturb_a_real_one);
 	tcase_add_test(door, a_dead_hub_is_not_a_wrong_key);
+	tcase_add_test(door, a_stopped_hub_is_not_a_wrong_key);
 	tcase_add_test(door, a_member_outlives_its_hub_and_is_told);
 	tcase_add_test(door, the_last_frames_of_a_hub_come_before_its_end);
 	tcase_add_loop_test(door, raw_connections_do_not_keep_members_out, 0, 7);

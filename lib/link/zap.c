@@ -86,7 +86,7 @@ static void decide(struct link *link, zmq_msg_t *parts)
 	    !part_is(&parts[ZAP_CREDENTIAL], admitted, sizeof(admitted))) {
 		note_refused(link, &parts[ZAP_ADDRESS], false);
 		answer(link, parts, "400", "not a member of this run");
-	} else if (link->open_count > link->client_count_max &&
+	} else if (link->open_count >= link->client_count_max &&
 		   watch_settled_count(link) >= link->client_count_max) {
 		/* 500: on 300, "try again", ZeroMQ cuts the client off without a word. */
 		note_refused(link, &parts[ZAP_ADDRESS], true);
