@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the test scripts share.  A script is called as `sh tests/NAME.sh BUILD` and prints
+# "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests.
+# shellcheck shell=sh
+export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
+build=$(cd "${1:-build}" && pwd)
+ws=$build/weightsync
+tests=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d)
+failures=0
+
+end_test() {
+	jobs -p | while read -r pid; do kill -9 "$pid" 2>/dev/null; done
+	pkill -9 -f "$work" 2>/dev/null
+	rm -rf "$work"
+}
+trap end_test EXIT
+trap 'exit 1' INT TERM
+
+as_root=
+[ "$(id -u)" != 0 ] || as_root=--allow-run-as-root
+mpi() {
+	count=$1
+	shift
+	# shellcheck disable=SC2086
+	timeout -k 5 "${MPI_SECONDS:-120}" mpirun $as_root --oversubscribe --bind-to none -n "$count" "$@"
+}
+
+passed() {
+	echo "ok $1"
+}
+
+# Says it, with the end of a log.
+failed() {
+	echo "not ok $1: $2"
+	failures=$((failures + 1))
+	[ -z "${3:-}" ] || tail -n "${4:-12}" "$3" | sed 's/^/    /'
+}
+
+# A python with the reference safetensors library, made once; false where pip can't bring it.
+reference_python() {
+	venv=$build/venv
+	if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import safetensors, numpy' 2>/dev/null; then
+		python3 -m venv "$venv" >/dev/null 2>&1 &&
+			"$venv/bin/pip" install -q safetensors numpy >"$work/pip.log" 2>&1 || return 1
+	fi
+	python=$venv/bin/python
+}

@@ -1,0 +1,75 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Layout pairs that verify byte for byte under `run --verify` over tcp, with 1 and 2 NICs per rank.
+. "$(dirname "$0")/lib.sh"
+
+# pair NAME CHECKPOINT REPLICAS 'TRAINER OPTIONS' 'ROLLOUT OPTIONS' [RUN OPTIONS..]
+pair() {
+	name=$1 checkpoint=$2 replicas=$3 trainer=$4 rollout=$5
+	shift 5
+	# shellcheck disable=SC2086
+	if ! { "$ws" manifest --model "$checkpoint" --side trainer $trainer -o "$work/T.json" &&
+		"$ws" manifest --model "$checkpoint" --side rollout $rollout -o "$work/R.json"; } 2>"$work/log"; then
+		failed "$name" "no manifest" "$work/log"
+		return
+	fi
+	run_both "$name" "$checkpoint" "$replicas" "$@"
+}
+
+world() {
+	sed -n 's/.*"world": *\([0-9]*\).*/\1/p' "$1" | head -1
+}
+
+# With the manifests at hand: one NIC, then two.
+run_both() {
+	name=$1 checkpoint=$2 replicas=$3
+	shift 3
+	ranks=$(($(world "$work/T.json") + replicas * $(world "$work/R.json")))
+	for nics in 127.0.0.1 127.0.0.1,127.0.0.2; do
+		title="$name, nics $nics"
+		if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
+			--checkpoint "$checkpoint" --updates 2 --verify --json --nics "$nics" "$@" \
+			>"$work/out" 2>"$work/log"; then
+			failed "$title" "run ended with $?" "$work/log"
+		elif ! python3 "$tests/check_updates.py" "$work/out" 2 2>"$work/log"; then
+			failed "$title" "$(cat "$work/log")"
+		else
+			passed "$title"
+		fi
+	done
+}
+
+synth() {
+	"$ws" synth --model "$1" --scale "$2" -o "$work/$1" 2>"$work/log" || failed "synth $1" "no checkpoint" "$work/log"
+}
+
+synth llama-3-70b 1/8192
+synth qwen3-32b 1/4096
+synth qwen3-30b-a3b 1/2048
+synth deepseek-v3 1/16384
+
+pair "fsdp2 dp=3 to vllm tp=2 (llama)" "$work/llama-3-70b" 1 \
+	"--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2"
+pair "fsdp2 dp=2,tp=2 to vllm tp=4 with replicated kv heads (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
+	"--layout fsdp2 --mesh dp=2,tp=2" "--layout vllm --mesh tp=4"
+pair "hsdp 2x2 to two replicas of tp=1 (qwen3)" "$work/qwen3-32b" 2 \
+	"--layout fsdp2 --mesh rep=2,dp=2" "--layout vllm --mesh tp=1"
+pair "megatron tp=2,pp=2,ep=2 to sglang tp=2,ep=2 (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
+	"--layout megatron --mesh tp=2,pp=2,ep=2" "--layout sglang --mesh tp=2,ep=2"
+pair "megatron tp=2 to vllm tp=2 (deepseek: mla, shared experts, f32 bias)" "$work/deepseek-v3" 1 \
+	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2"
+pair "float32 masters cast to bf16, inplace, wire digests" "$work/qwen3-30b-a3b" 1 \
+	"--layout fsdp2 --mesh dp=3 --dtype f32" "--layout vllm --mesh tp=2 --cast f32:bf16" --inplace --wire-digests
+
+"$ws" manifest --model "$work/qwen3-32b" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" &&
+	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" &&
+	run_both "explicit rows of an unknown framework to vllm tp=2 (qwen3)" "$work/qwen3-32b" 1 --recv-staging-bytes 1M
+
+if reference_python; then
+	"$python" "$tests/make_checkpoint.py" "$work/tied"
+	pair "row-parallel tp=3 to tp=2, tied embeddings, padded vocabulary (reference safetensors)" "$work/tied" 1 \
+		"--layout megatron --mesh tp=3" "--layout vllm --mesh tp=2"
+else
+	echo "skip tp=3 to tp=2, tied embeddings: pip can't install the reference safetensors library"
+fi
+exit "$failures"
