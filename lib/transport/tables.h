@@ -10,6 +10,7 @@
 
 extern const struct transport transport_fabric;
 extern const struct transport transport_loop;
+extern const struct transport transport_fault;
 
 /* An IPv4 address of a network interface of this host. */
 struct interface {

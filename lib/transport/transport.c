@@ -12,6 +12,7 @@
 const struct transport *const transports[] = {
 	&transport_fabric,
 	&transport_loop,
+	&transport_fault,
 	NULL,
 };
 
@@ -31,7 +32,7 @@ int nic_open(struct nic **nic_out, const char *transport, const char *device, st
 	*nic_out = NULL;
 	if (found == NULL)
 		return ws_fail(err, -ENODEV,
-			       "no transport is named '%s'; this build has fabric and loop",
+			       "no transport is named '%s'; this build has fabric, loop and fault",
 			       transport);
 	nic = mem_alloc(found->nic_size);
 	if (nic == NULL)
