@@ -1,0 +1,86 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# The command line as a person meets it: help, usage errors, exit codes, every example of the README.
+. "$(dirname "$0")/lib.sh"
+cd "$work" || exit 1
+PATH=$build:$PATH
+
+# gives STATUS 'PATTERN' COMMAND..: the command ends so, and says so on stdout or stderr.
+gives() {
+	status=$1 pattern=$2
+	shift 2
+	timeout 60 "$@" >out 2>&1 </dev/null
+	got=$?
+	if [ "$got" != "$status" ]; then
+		failed "$*" "status $got, expected $status" out
+	elif ! grep -q -e "$pattern" out; then
+		failed "$*" "doesn't say '$pattern'" out
+	else
+		passed "$*: $status, $pattern"
+	fi
+}
+
+gives 0 'usage: weightsync <command>' weightsync --help
+gives 2 'usage: weightsync <command>' weightsync
+gives 2 "there is no command 'psuh'" weightsync psuh
+for command in keygen synth manifest plan hub push serve run bench nics status; do
+	gives 0 "usage: weightsync $command" weightsync "$command" --help
+	gives 2 "see weightsync $command --help" weightsync "$command" --no-such-option
+done
+gives 2 "option '--op-bytes': '3X' is not a size; good ones are 4096, 64K" weightsync plan --op-bytes 3X a b
+gives 2 "option '--deadline': '5' is not a time" weightsync status --deadline 5
+gives 2 "two manifests are needed" weightsync plan one.json
+gives 1 "one.json" weightsync plan one.json two.json
+gives 1 "no-such-model" weightsync synth --model no-such-model -o x
+gives 2 "'1/0' is not a share" weightsync synth --model llama-3-70b --scale 1/0 -o x
+
+gives 0 '' weightsync keygen -o key
+gives 1 'key' weightsync keygen -o key
+[ "$(stat -c %a key)" = 600 ] && passed "keygen: mode 0600" || failed "keygen: mode 0600" "$(stat -c %a key)"
+chmod 644 key
+gives 1 'key' weightsync status --hub tcp://127.0.0.1:9 --key key
+chmod 600 key
+gives 1 '127.0.0.1:9' weightsync status --hub tcp://127.0.0.1:9 --key key --deadline 500ms
+gives 0 'device' weightsync nics
+gives 0 '"device":' weightsync nics --json
+
+gives 0 'tensors' weightsync synth --model qwen3-30b-a3b --scale 1/4096 -o model
+[ -f model/config.json ] && [ -f model/model.safetensors.index.json ] && [ "$(ls model/*.safetensors | wc -l)" -gt 1 ] &&
+	passed "synth: shards, an index, a config" || failed "synth: shards, an index, a config" "$(ls model)"
+gives 0 '' weightsync manifest --model model --side trainer --layout fsdp2 --mesh dp=3 -o T.json
+gives 0 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 -o R.json
+gives 1 'layout' weightsync manifest --model model --side trainer --layout fdsp2 --mesh dp=3 -o X.json
+gives 1 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=3 -o X.json
+gives 0 'sender' weightsync plan T.json R.json --replicas 2
+gives 0 '' weightsync plan T.json R.json --replicas 2 --html plan.html
+grep -q '<html' plan.html && ! grep -q 'https*://[a-z]*\.[a-z]*/.*\.js' plan.html && passed "plan --html: one page" ||
+	failed "plan --html: one page" "no"
+gives 1 "rollout's side" weightsync plan R.json T.json
+weightsync plan T.json R.json --replicas 2 --json >plan.json 2>out &&
+	python3 - plan.json 2>>out <<'P' && passed "plan --json has its keys" || failed "plan --json has its keys" "no" out
+import json, sys
+plan = json.loads(open(sys.argv[1]).read())
+for key in ("digest total_bytes boxes runs copies ops classes senders receivers plan_seconds").split():
+    assert key in plan, key
+for side in ("senders", "receivers"):
+    for key in ("bytes_min", "bytes_mean", "bytes_max"):
+        assert key in plan[side], (side, key)
+assert plan["total_bytes"] > 0 and plan["senders"]["bytes_max"] >= plan["senders"]["bytes_min"]
+P
+
+# Who am I?
+unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE RANK WORLD_SIZE SLURM_PROCID SLURM_NTASKS
+run="weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint model"
+gives 2 'no launcher tells this process its rank' $run
+gives 2 '3 trainer ranks and 2 replicas of 2 ranks need 7 processes, not 5' $run --rank 0 --world 5
+gives 2 'rank 9 of a world of 7' $run --rank 9 --world 7
+gives 2 '--rank and --world go together' $run --rank 1
+gives 2 'says rank 1 of 7, but .* says rank 2 of 7' env OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=7 RANK=2 WORLD_SIZE=7 $run
+gives 2 "RANK is 'one'" env RANK=one WORLD_SIZE=7 $run
+gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
+weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 --quant fp8-block -o Q.json 2>out
+gives 1 'fp8-block' weightsync run --trainer T.json --rollout Q.json --replicas 2 --checkpoint model --rank 0 --world 7
+
+# Output that can't be written is a failure.
+gives 1 'cannot write' sh -c 'weightsync plan T.json R.json >/dev/full'
+exit "$failures"
