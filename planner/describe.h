@@ -310,4 +310,61 @@ const struct expr *expr_parse(struct param_parse *param, const struct json *json
 uint32_t expr_tensor_names(const struct json *json, const char **names, uint32_t room);
 uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer);
 
+/* ------------------------------------------------------------------------------------------
+ * Making manifests: model.c scale.c layout.c preset.c.
+ */
+
+/* The JSON files below presets/ and models/, in the binary; ended by a NULL name. */
+struct builtin_file {
+	const char *name; /* "presets/vllm-gqa", "models/kimi-k2-bf16" */
+	const char *text;
+};
+extern const struct builtin_file builtin_files[];
+
+struct model {
+	struct arena arena;
+	const char *name;
+	const struct json *config;   /* an object */
+	struct tensor_rule *tensors; /* without rotary_emb.inv_freq */
+	uint32_t tensor_count;
+	int32_t layer_count; /* num_hidden_layers; MTP layers come behind it */
+};
+
+/* An integer of the config, or fallback. */
+int64_t model_number(const struct model *model, const char *key, int64_t fallback);
+/* Which of its layers a tensor name exists at, as a rule name with {L}; -1 asks without a layer. */
+bool model_has(const struct model *model, const char *name, int32_t layer);
+/* Whether a tensor is a second copy of another one (DeepSeek's MTP layer has the embedding). */
+bool model_is_alias(const struct tensor_rule *rule);
+
+/* layout.c: what `--mesh` says, as a layout's meshes, axes and stages. */
+#define MESH_KEY_MAX 16
+
+struct ranks {
+	uint32_t world;
+	uint32_t mesh_count;
+	struct ranks_mesh {
+		const char *name;
+		uint32_t axis_count;
+		struct {
+			const char *name;
+			uint32_t size;
+		} axis[6];
+	} mesh[2];
+	uint32_t binding_count;
+	struct ranks_binding {
+		const char *name;
+		uint32_t part_count; /* 0: bound to 1 */
+		const char *part[4];
+	} binding[8];
+	uint32_t stage_count;  /* 1: no stages */
+	uint32_t *layer_stage; /* of layer 0, 1, ..; in the arena */
+	uint32_t layer_count;
+	bool round_robin;
+};
+
+int layout_ranks(const struct model *model, const char *layout, const char *mesh,
+		 struct arena *arena, struct ranks *ranks_out, struct findings *findings,
+		 struct ws_error *err);
+
 #endif
