@@ -102,20 +102,16 @@ static int options_set(struct link *link, struct ws_error *err)
 	return 0;
 }
 
-static int make(struct link **link_out, bool is_hub, const char *endpoint,
-		const struct run_key *key, struct ws_error *err)
+/* What both ends have; link is zeroed memory. */
+static int begin(struct link *link, bool is_hub, const char *endpoint, const struct run_key *key,
+		 struct ws_error *err)
 {
-	*link_out = NULL;
+	zmq_msg_init(&link->message);
 	if (strncmp(endpoint, "tcp://", 6) != 0 || strncmp(endpoint, "tcp://*", 7) == 0 ||
-	    strchr(endpoint, ';') != NULL || strlen(endpoint) >= sizeof((*link_out)->endpoint))
+	    strchr(endpoint, ';') != NULL || strlen(endpoint) >= sizeof(link->endpoint))
 		return ws_fail(err, -EINVAL,
 			       "'%s' isn't an address of a hub: give one like tcp://10.0.0.1:7000",
 			       endpoint);
-	struct link *link = mem_alloc(sizeof(*link));
-	if (link == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for the link to '%s'", endpoint);
-	*link_out = link;
-	zmq_msg_init(&link->message);
 	link->is_hub = is_hub;
 	link->key = *key;
 	link->run = strtoull(key->run_id, NULL, 16);
@@ -165,20 +161,6 @@ static int listen_at(struct link *link, struct ws_error *err)
 	return 0;
 }
 
-int link_listen(struct link **link_out, const char *endpoint, const struct run_key *key,
-		struct ws_error *err)
-{
-	int rc = make(link_out, true, endpoint, key, err);
-
-	if (rc == 0)
-		rc = listen_at(*link_out, err);
-	if (rc != 0) {
-		link_close(*link_out);
-		*link_out = NULL;
-	}
-	return rc;
-}
-
 static void hang_up(struct link *link, int linger_ms)
 {
 	watch_close(link);
@@ -202,20 +184,6 @@ static int dial(struct link *link, struct ws_error *err)
 	return rc;
 }
 
-int link_dial(struct link **link_out, const char *endpoint, const struct run_key *key,
-	      struct ws_error *err)
-{
-	int rc = make(link_out, false, endpoint, key, err);
-
-	if (rc == 0)
-		rc = dial(*link_out, err);
-	if (rc != 0) {
-		link_close(*link_out);
-		*link_out = NULL;
-	}
-	return rc;
-}
-
 void link_close(struct link *link)
 {
 	if (link == NULL)
@@ -230,6 +198,36 @@ void link_close(struct link *link)
 	run_key_wipe(&link->key);
 	mem_free(link->arrivals);
 	mem_free(link);
+}
+
+static int end_open(struct link **link_out, bool is_hub, const char *endpoint,
+		    const struct run_key *key, struct ws_error *err)
+{
+	*link_out = NULL;
+	struct link *link = mem_alloc(sizeof(*link));
+	if (link == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the link to '%s'", endpoint);
+	int rc = begin(link, is_hub, endpoint, key, err);
+	if (rc == 0)
+		rc = is_hub ? listen_at(link, err) : dial(link, err);
+	if (rc != 0) {
+		link_close(link);
+		return rc;
+	}
+	*link_out = link;
+	return 0;
+}
+
+int link_listen(struct link **link_out, const char *endpoint, const struct run_key *key,
+		struct ws_error *err)
+{
+	return end_open(link_out, true, endpoint, key, err);
+}
+
+int link_dial(struct link **link_out, const char *endpoint, const struct run_key *key,
+	      struct ws_error *err)
+{
+	return end_open(link_out, false, endpoint, key, err);
 }
 
 const char *link_endpoint(const struct link *link)
