@@ -28,8 +28,9 @@ extern "C" {
 struct ws_rollout;
 
 enum ws_buffers {
-	/* Bytes land in weightsync's spare memory and are copied into the engine's own, inside step,
-	 * after commit and before on_reload.  Old weights stay valid through any failure before. */
+	/* Bytes land in weightsync's spare memory and are copied into the engine's own, inside
+	 * step, after commit and before on_reload.  Old weights stay valid through any failure
+	 * before. */
 	WS_DOUBLE = 0,
 	/* Bytes land in the engine's own memory, which is poisoned from on_begin until commit. */
 	WS_INPLACE
@@ -39,16 +40,15 @@ enum ws_buffers {
  * Hooks, all optional.  arg comes back.  0 or a negative errno with a sentence in err.  They may
  * take as long as the engine needs; nothing of weightsync is blocked but this rank's progress.
  *
- *   on_begin   an update begins: inplace: stop serving, the memory is poisoned from now on (-EAGAIN:
- *              not yet, called again at the next step until the engine has all its ranks at the
- *              same one); double: nothing needs to be done.
- *   on_pause   double only, all bytes have landed: stop serving at a step that is the same on all
- *              ranks of the replica; -EAGAIN: not yet, called again at the next step.
- *   on_reload  the new bytes are in the engine's memory: derive what depends on them.  An error
- *              poisons this replica: it is dropped and named.
- *   on_resume  all ranks of the replica have reloaded: serve.
- *   on_abort   the update died.  serving_old: the old weights are whole and may be served (double
- *              before commit); else the memory is poisoned: refuse to serve until a later on_resume.
+ *   on_begin   an update begins: inplace: stop serving, the memory is poisoned from now on
+ * (-EAGAIN: not yet, called again at the next step until the engine has all its ranks at the same
+ * one); double: nothing needs to be done. on_pause   double only, all bytes have landed: stop
+ * serving at a step that is the same on all ranks of the replica; -EAGAIN: not yet, called again at
+ * the next step. on_reload  the new bytes are in the engine's memory: derive what depends on them.
+ * An error poisons this replica: it is dropped and named. on_resume  all ranks of the replica have
+ * reloaded: serve. on_abort   the update died.  serving_old: the old weights are whole and may be
+ * served (double before commit); else the memory is poisoned: refuse to serve until a later
+ * on_resume.
  */
 struct ws_rollout_hooks {
 	int (*on_begin)(void *arg, uint64_t version, struct ws_error *err);
@@ -59,19 +59,21 @@ struct ws_rollout_hooks {
 };
 
 struct ws_rollout_options {
-	const char *hub;                /* "tcp://host:port" */
+	const char *hub; /* "tcp://host:port" */
 	const char *key_file;
-	uint32_t replica, rank, world;  /* rank and world inside the replica */
-	const char *manifest;           /* JSON text of the rollout's manifest; borrowed during open */
+	uint32_t replica, rank, world; /* rank and world inside the replica */
+	const char *manifest; /* JSON text of the rollout's manifest; borrowed during open */
 	size_t manifest_bytes;
-	const char *transport;          /* NULL: "fabric" */
-	const char *provider;           /* NULL: "tcp" */
+	const char *transport; /* NULL: "fabric" */
+	const char *provider;  /* NULL: "tcp" */
 	const char *const *nics;
 	uint32_t nic_count;
 	enum ws_buffers buffers;
+	bool param_digest; /* hash all params after each copy, for ws_rollout_last */
 };
 
-WS_API int ws_rollout_open(struct ws_rollout **rollout_out, const struct ws_rollout_options *options,
+WS_API int ws_rollout_open(struct ws_rollout **rollout_out,
+			   const struct ws_rollout_options *options,
 			   const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err);
 WS_API void ws_rollout_close(struct ws_rollout *rollout);
 
@@ -79,8 +81,8 @@ WS_API uint32_t ws_rollout_param_count(const struct ws_rollout *rollout);
 WS_API int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
 			    enum ws_dtype *dtype_out, uint64_t *bytes_out);
 /* As ws_trainer_add.  Elements that no canonical tensor covers (padding) are zeroed at start. */
-WS_API int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct ws_memory *memory,
-			  struct ws_error *err);
+WS_API int ws_rollout_add(struct ws_rollout *rollout, const char *param,
+			  const struct ws_memory *memory, struct ws_error *err);
 
 /* Registers, joins the hub, and waits until it is wired the first time, or deadline_ms. */
 WS_API int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err);
@@ -104,12 +106,13 @@ WS_API bool ws_rollout_serving(const struct ws_rollout *rollout);
 
 /* What the last update that went live here did. */
 struct ws_rollout_report {
-	uint64_t version, attempt, bytes;       /* received by this rank */
-	uint64_t ready_ns, landed_ns, paused_ns, copy_ns, reload_ns, resumed_ns; /* each from the one before;
-	                                         * copy_ns and reload_ns are inside paused..live */
-	uint64_t ring_bytes;                    /* of the receive staging ring in use */
-	uint32_t counter_count, digest_count;   /* thresholds reached; wire digests compared */
-	uint64_t param_digest;                  /* xor over params of xxh3(bytes, seed: name); 0 unless asked */
+	uint64_t version, attempt, bytes; /* received by this rank */
+	uint64_t ready_ns, landed_ns, paused_ns, copy_ns, reload_ns,
+		resumed_ns;		      /* each from the one before;
+					       * copy_ns and reload_ns are inside paused..live */
+	uint64_t ring_bytes;		      /* of the receive staging ring in use */
+	uint32_t counter_count, digest_count; /* thresholds reached; wire digests compared */
+	uint64_t param_digest; /* xor over params of xxh3(bytes, seed: name); 0 unless asked */
 };
 WS_API void ws_rollout_last(const struct ws_rollout *rollout, struct ws_rollout_report *report_out);
 /* xxh3 of a param's present bytes.  -EAGAIN while an update may be writing them. */
@@ -123,8 +126,8 @@ WS_API void ws_rollout_say_verified(struct ws_rollout *rollout, uint64_t version
 
 /* The expert map changed, or buffers moved: takes a new manifest text and address table at the
  * next wiring.  -EBUSY while an update is open. */
-WS_API int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest, size_t manifest_bytes,
-			       struct ws_error *err);
+WS_API int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest,
+			       size_t manifest_bytes, struct ws_error *err);
 
 #ifdef __cplusplus
 }

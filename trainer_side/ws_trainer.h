@@ -29,66 +29,70 @@ extern "C" {
 struct ws_trainer;
 
 struct ws_trainer_options {
-	const char *hub;                /* "tcp://host:port" of the run's hub.  Rank 0 with hub_here binds it */
-	bool hub_here;                  /* rank 0: run the hub in a thread of this process */
-	const char *key_file;           /* made by `weightsync keygen`, mode 0600 */
-	uint32_t rank, world;           /* of the trainers */
-	const char *manifest;           /* JSON text of the trainer's manifest; borrowed during open */
+	const char *hub; /* "tcp://host:port" of the run's hub.  Rank 0 with hub_here binds it */
+	bool hub_here;	 /* rank 0: run the hub in a thread of this process */
+	const char *key_file; /* made by `weightsync keygen`, mode 0600 */
+	uint32_t rank, world; /* of the trainers */
+	const char *manifest; /* JSON text of the trainer's manifest; borrowed during open */
 	size_t manifest_bytes;
-	const char *transport;          /* NULL: "fabric" */
-	const char *provider;           /* libfabric's; NULL: "tcp" */
-	const char *const *nics;        /* addresses, interfaces or devices; NULL: those of the host */
+	const char *transport;	 /* NULL: "fabric" */
+	const char *provider;	 /* libfabric's; NULL: "tcp" */
+	const char *const *nics; /* addresses, interfaces or devices; NULL: those of the host */
 	uint32_t nic_count;
-	uint64_t staging_bytes;         /* 0: 64 MiB; the hard watermark of what is gathered or cast */
+	uint64_t staging_bytes; /* 0: 64 MiB; the hard watermark of what is gathered or cast */
 	/* Only read where the hub runs (hub_here): the rules of the run.  0: the default. */
-	uint64_t op_bytes;              /* 1 MiB */
-	uint64_t recv_staging_bytes;    /* 64 MiB; of each rollout's ring */
-	uint64_t run_bytes_min;         /* 64 KiB */
-	uint64_t bucket_bytes;          /* about a layer */
-	uint32_t replica_ranks;         /* ranks of one replica; needed */
-	uint32_t min_replicas;          /* 1 */
-	bool wire_digests;              /* hash every op at both ends */
-	bool barrier;                   /* no replica commits before all have landed */
-	uint32_t lost_ms, phase_ms;     /* 5 s of silence lose a member; 60 s for each phase of a rank */
+	uint64_t op_bytes;	     /* 1 MiB */
+	uint64_t recv_staging_bytes; /* 64 MiB; of each rollout's ring */
+	uint64_t run_bytes_min;	     /* 64 KiB */
+	uint64_t bucket_bytes;	     /* about a layer */
+	uint32_t replica_ranks;	     /* ranks of one replica; needed */
+	uint32_t min_replicas;	     /* 1 */
+	bool wire_digests;	     /* hash every op at both ends */
+	bool barrier;		     /* no replica commits before all have landed */
+	uint32_t lost_ms,
+		phase_ms; /* 5 s of silence lose a member; 60 s for each phase of a rank */
+	uint32_t join_ms; /* 60 s for all to meet the first time */
 };
 
 struct ws_replica_report {
 	uint32_t replica;
-	bool live;                      /* the pushed version is live on all its ranks */
-	uint64_t live_version;          /* what it serves, as far as is known; 0: nothing */
-	char text[256];                 /* why it isn't live; empty if it is */
+	bool live;	       /* the pushed version is live on all its ranks */
+	uint64_t live_version; /* what it serves, as far as is known; 0: nothing */
+	char text[256];	       /* why it isn't live; empty if it is */
 };
 
-#define WS_REPORT_NICS_MAX 16
+#define WS_REPORT_NICS_MAX     16
 #define WS_REPORT_REPLICAS_MAX 64
 
 /* What a push did.  Times in nanoseconds, of this rank unless said otherwise. */
 struct ws_report {
 	uint64_t version, attempt;
-	uint64_t bytes;                 /* this rank sent */
-	uint64_t staging_high_bytes;    /* most staging in use at once */
-	uint64_t total_ns;              /* the call */
-	uint64_t begin_ns;              /* until the first rollout was ready */
-	uint64_t stage_ns;              /* stage thread's time in gathering and casting, inside write_ns */
+	uint64_t bytes;		     /* this rank sent */
+	uint64_t staging_high_bytes; /* most staging in use at once */
+	uint64_t total_ns;	     /* the call */
+	uint64_t begin_ns;	     /* until the first rollout was ready */
+	uint64_t stage_ns; /* stage thread's time in gathering and casting, inside write_ns */
 	uint64_t exchange_ns, quantize_ns; /* 0 until quantization exists */
-	uint64_t write_ns;              /* first ready to my last op reported */
-	uint64_t landed_ns;             /* until every replica had landed */
-	uint64_t pause_ns, reload_ns;   /* all replicas: landed to paused; paused to live and resumed */
+	uint64_t write_ns;		   /* first ready to my last op reported */
+	uint64_t landed_ns;		   /* until every replica had landed */
+	uint64_t pause_ns,
+		reload_ns; /* all replicas: landed to paused; paused to live and resumed */
 	uint32_t nic_count;
 	uint64_t nic_bytes[WS_REPORT_NICS_MAX];
 	char nic_name[WS_REPORT_NICS_MAX][96];
-	char slowest_peer[64];          /* whose ops were reported last */
-	uint32_t replica_count;         /* entries in replicas, at most WS_REPORT_REPLICAS_MAX */
+	char slowest_peer[64];	/* the replica that landed last */
+	uint32_t replica_count; /* entries in replicas, at most WS_REPORT_REPLICAS_MAX */
 	struct ws_replica_report replicas[WS_REPORT_REPLICAS_MAX];
 };
 
 /*
- * Makes a side: parses the manifest, opens the NICs, starts the threads.  Doesn't meet the hub
- * yet.  options and what it points to are borrowed during the call.  Blocks for NICs and files.
- * -EINVAL for a manifest that can't be (the first fault is in err), -ENODEV, -EACCES for the key.
+ * Makes a side: parses the manifest, tries the NICs, starts the hub where it runs here.  Meets
+ * nobody yet.  options and what it points to are borrowed during the call.  Blocks for NICs and
+ * files. -EINVAL for a manifest that can't be (the first fault is in err), -ENODEV, -EACCES for the
+ * key.
  */
-WS_API int ws_trainer_open(struct ws_trainer **trainer_out, const struct ws_trainer_options *options,
-			   struct ws_error *err);
+WS_API int ws_trainer_open(struct ws_trainer **trainer_out,
+			   const struct ws_trainer_options *options, struct ws_error *err);
 
 /* With hub_here: the endpoint that the hub is bound to, for the other members; else options.hub.
  * Valid from open to close. */
@@ -96,8 +100,8 @@ WS_API const char *ws_trainer_hub(const struct ws_trainer *trainer);
 
 /* What rollout ranks have said of a version with ws_rollout_say_verified: how many of them, and
  * the sums of their bytes.  Never blocks. */
-WS_API void ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version, uint32_t *ranks_out,
-				uint64_t *bytes_out, uint64_t *different_out);
+WS_API void ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version,
+				uint32_t *ranks_out, uint64_t *bytes_out, uint64_t *different_out);
 
 /* NULL, half-open and started sides.  Leaves the run; rank 0 with the hub ends it for all.
  * Returns within 3 s. */
@@ -113,8 +117,8 @@ WS_API int ws_trainer_param(const struct ws_trainer *trainer, uint32_t index, co
  * says.  Borrowed until close.  Before start.  A param of 0 bytes needn't be added.
  * -EINVAL: no such param here (the nearest name is in the sentence), another size, added twice.
  */
-WS_API int ws_trainer_add(struct ws_trainer *trainer, const char *param, const struct ws_memory *memory,
-			  struct ws_error *err);
+WS_API int ws_trainer_add(struct ws_trainer *trainer, const char *param,
+			  const struct ws_memory *memory, struct ws_error *err);
 
 /*
  * Registers the params, joins the hub, waits for all trainers and min_replicas replicas, plans,
@@ -141,9 +145,11 @@ WS_API int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_
 WS_API int ws_trainer_push_begin(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
 				 struct ws_error *err);
 WS_API int ws_trainer_push_released(struct ws_trainer *trainer, struct ws_error *err);
-WS_API int ws_trainer_push_end(struct ws_trainer *trainer, struct ws_report *report, struct ws_error *err);
+WS_API int ws_trainer_push_end(struct ws_trainer *trainer, struct ws_report *report,
+			       struct ws_error *err);
 
-/* Ends whatever call is blocked in this trainer with -ECANCELED.  Async-signal-safe. */
+/* Ends whatever call is blocked in this trainer, and every later one, with -ECANCELED; only close
+ * is left then.  Async-signal-safe. */
 WS_API void ws_trainer_cancel(struct ws_trainer *trainer);
 
 #ifdef __cplusplus

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where bytes land: in double mode a spare arena, laid out by each param's arena_offset, whose
+ * bytes are copied into the engine's memory after commit; in place the engine's memory itself.
+ * Either way a trainer is told by place rows; it needn't know which mode it writes for.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "rollout_side/rollout_internal.h"
+
+#define WINDOW_ELEMENTS (UINT64_C(8) << 20) /* looked at at once for padding: 1 MiB of bits */
+
+/* ---------------------------------------------------------------- memory */
+
+int arena_open(struct ws_rollout *rollout, struct ws_error *err)
+{
+	rollout->ring_region = UINT32_MAX;
+	for (uint32_t i = 0; i < rollout->params.count; i++)
+		rollout->targets[i] = rollout->memories[i];
+	if (rollout->inplace || rollout->params.arena_bytes == 0)
+		return 0;
+	int rc = ws_memory_alloc(&rollout->spare, rollout->params.arena_bytes, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "%s's spare memory for %llu bytes of weights",
+				  rollout->name, (unsigned long long)rollout->params.bytes);
+	for (uint32_t i = 0; i < rollout->params.count; i++) {
+		const struct param *param = &rollout->params.params[i];
+		rollout->targets[i] = (struct ws_memory){
+			.base = (uint8_t *)rollout->spare.base + param->arena_offset,
+			.bytes = param->bytes,
+		};
+	}
+	return 0;
+}
+
+int arena_register(struct ws_rollout *rollout, struct ws_error *err)
+{
+	uint32_t region;
+
+	if (rollout->spare.bytes == 0)
+		return memories_add(rollout->engine, rollout->targets, rollout->params.count,
+				    rollout->places, err);
+	int rc = engine_region_add(rollout->engine, &rollout->spare, &region, err);
+	for (uint32_t i = 0; rc == 0 && i < rollout->params.count; i++)
+		rollout->places[i] = (struct memory_place){
+			.region = region,
+			.offset = rollout->params.params[i].arena_offset,
+		};
+	return rc;
+}
+
+int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
+{
+	uint64_t bytes = rollout->wire.ring_bytes;
+
+	if (bytes == 0 || (rollout->ring_region != UINT32_MAX && rollout->ring.bytes >= bytes))
+		return 0;
+	if (rollout->ring_region != UINT32_MAX)
+		engine_region_drop(rollout->engine, rollout->ring_region);
+	rollout->ring_region = UINT32_MAX;
+	if (rollout->ring.bytes < bytes) {
+		ws_memory_free(&rollout->ring);
+		int rc = ws_memory_alloc(&rollout->ring, bytes, err);
+		if (rc != 0)
+			return ws_fail_in(err, rc, "%s's receive ring", rollout->name);
+	}
+	return engine_region_add(rollout->engine, &rollout->ring, &rollout->ring_region, err);
+}
+
+void arena_close(struct ws_rollout *rollout)
+{
+	ws_memory_free(&rollout->ring);
+	ws_memory_free(&rollout->spare);
+}
+
+void arena_copy_out(struct ws_rollout *rollout)
+{
+	if (rollout->inplace)
+		return;
+	for (uint32_t i = 0; i < rollout->params.count; i++)
+		if (rollout->memories[i].bytes > 0)
+			memcpy(rollout->memories[i].base, rollout->targets[i].base,
+			       rollout->memories[i].bytes);
+}
+
+/* ---------------------------------------------------------------- place rows */
+
+static bool needs_has(const uint64_t *needs, uint32_t param)
+{
+	return (needs[param / 64] >> (param % 64) & 1) != 0;
+}
+
+/* Whether the row can go on to param at this place, over params nobody asked for. */
+static bool row_takes(struct place_row *row, uint32_t param, const struct memory_place *place)
+{
+	int64_t ahead = (int64_t)(param - row->first_param);
+	int64_t bytes = (int64_t)place->offset - (int64_t)row->offset;
+
+	if (place->region != row->region)
+		return false;
+	if (row->param_count == 1) {
+		if (bytes % ahead != 0)
+			return false;
+		row->step = bytes / ahead;
+	} else if (bytes != row->step * ahead) {
+		return false;
+	}
+	row->param_count = (uint32_t)ahead + 1;
+	return true;
+}
+
+int place_rows(const struct ws_rollout *rollout, const uint64_t *needs, struct arena *arena,
+	       struct place_row **rows_out, uint32_t *count_out)
+{
+	uint32_t room = 0, count = 0;
+
+	for (uint32_t i = 0; i < rollout->params.count; i++)
+		room += needs_has(needs, i) ? 1 : 0;
+	struct place_row *rows = arena_array(arena, room, sizeof(*rows));
+	if (rows == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < rollout->params.count; i++) {
+		const struct memory_place *place = &rollout->places[i];
+		if (!needs_has(needs, i) || (count > 0 && row_takes(&rows[count - 1], i, place)))
+			continue;
+		rows[count++] = (struct place_row){
+			.first_param = i,
+			.param_count = 1,
+			.region = place->region,
+			.offset = place->offset,
+		};
+	}
+	*rows_out = rows;
+	*count_out = count;
+	return 0;
+}
+
+/* ---------------------------------------------------------------- padding */
+
+static void bits_set(uint64_t *bits, uint64_t from, uint64_t to)
+{
+	for (uint64_t i = from; i < to;) {
+		if (i % 64 == 0 && to - i >= 64) {
+			bits[i / 64] = UINT64_MAX;
+			i += 64;
+		} else {
+			bits[i / 64] |= UINT64_C(1) << (i % 64);
+			i++;
+		}
+	}
+}
+
+/* Marks what of a run of local elements lies in the window. */
+static void run_mark(uint64_t *bits, uint64_t window, uint64_t from, uint64_t count)
+{
+	uint64_t to = from + count, end = window + WINDOW_ELEMENTS;
+
+	if (to <= window || from >= end)
+		return;
+	bits_set(bits, MAX(from, window) - window, MIN(to, end) - window);
+}
+
+/* Walks a piece's innermost runs: those of its last dim where that has stride 1, else elements. */
+static void piece_mark(const struct piece *piece, uint64_t *bits, uint64_t window)
+{
+	uint64_t index[BOX_DIM_MAX] = {0};
+	uint32_t dims = piece->dim_count;
+	bool runs = dims > 0 && piece->stride[dims - 1] == 1;
+	uint64_t run = runs ? piece->extent[dims - 1] : 1;
+
+	if (runs)
+		dims--;
+	/* Rows that follow each other are one run. */
+	while (dims > 0 && runs && piece->stride[dims - 1] == (int64_t)run) {
+		run *= piece->extent[dims - 1];
+		dims--;
+	}
+	for (;;) {
+		int64_t at = (int64_t)piece->place;
+		for (uint32_t d = 0; d < dims; d++)
+			at += (int64_t)index[d] * piece->stride[d];
+		run_mark(bits, window, (uint64_t)at, run);
+		uint32_t d = dims;
+		while (d > 0 && ++index[d - 1] == piece->extent[d - 1])
+			index[--d] = 0;
+		if (d == 0)
+			return;
+	}
+}
+
+static void window_zero(const struct ws_memory *memory, size_t element, const uint64_t *bits,
+			uint64_t window, uint64_t count)
+{
+	for (uint64_t i = 0; i < count;) {
+		uint64_t from = i;
+		if (bits[i / 64] == UINT64_MAX && i % 64 == 0) {
+			i += 64;
+			continue;
+		}
+		while (i < count && (bits[i / 64] >> (i % 64) & 1) == 0)
+			i++;
+		if (i > from)
+			memset((uint8_t *)memory->base + (window + from) * element, 0,
+			       (i - from) * element);
+		else
+			i++;
+	}
+}
+
+static void param_padding_zero(const struct param *param, const struct ws_memory *memory,
+			       uint64_t *bits)
+{
+	const struct form *form = param->form;
+	size_t element = ws_dtype_bytes(param->dtype);
+
+	for (uint64_t window = 0; window < form->element_count; window += WINDOW_ELEMENTS) {
+		memset(bits, 0, WINDOW_ELEMENTS / 8);
+		for (uint32_t i = 0; i < form->piece_count; i++)
+			piece_mark(&form->pieces[i], bits, window);
+		window_zero(memory, element, bits, window,
+			    MIN(WINDOW_ELEMENTS, form->element_count - window));
+	}
+}
+
+int padding_zero(struct ws_rollout *rollout, struct ws_error *err)
+{
+	uint64_t *bits = NULL;
+
+	for (uint32_t i = 0; i < rollout->params.count; i++) {
+		const struct param *param = &rollout->params.params[i];
+		if (param->bytes == 0 || param->form->covered_count == param->form->element_count)
+			continue;
+		if (bits == NULL)
+			bits = mem_alloc(WINDOW_ELEMENTS / 8);
+		if (bits == NULL)
+			return ws_fail(err, -ENOMEM, "no memory to look for padding");
+		param_padding_zero(param, &rollout->memories[i], bits);
+	}
+	mem_free(bits);
+	return 0;
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rollout's side: made, given its buffers, started and closed.  Hooks run in step.c; all that
+ * talks to hub and NICs runs on the I/O thread (io.c).
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "lib/hub/host.h"
+#include "rollout_side/rollout_internal.h"
+
+/* ---------------------------------------------------------------- open */
+
+static int options_check(const struct ws_rollout_options *options, struct ws_error *err)
+{
+	if (options->hub == NULL || options->key_file == NULL || options->manifest == NULL)
+		return ws_fail(err, -EINVAL, "a rollout needs a hub, a key file and a manifest");
+	if (options->rank >= options->world)
+		return ws_fail(err, -EINVAL,
+			       "rollout rank %u isn't below its replica's world of %u",
+			       options->rank, options->world);
+	if (options->buffers != WS_DOUBLE && options->buffers != WS_INPLACE)
+		return ws_fail(err, -EINVAL, "buffers are WS_DOUBLE or WS_INPLACE, not %d",
+			       (int)options->buffers);
+	return 0;
+}
+
+/* My params, from my own manifest. */
+static int params_make(struct ws_rollout *rollout, struct ws_error *err)
+{
+	struct plan_source *source = &rollout->source;
+
+	int rc = plan_source_take(source, SIDE_ROLLOUT, rollout->manifest, rollout->manifest_bytes,
+				  err);
+	if (rc != 0)
+		return rc;
+	if (manifest_world(source->manifest[SIDE_ROLLOUT]) != rollout->world)
+		return ws_fail(err, -EINVAL, "the manifest is for replicas of %u ranks, not of %u",
+			       manifest_world(source->manifest[SIDE_ROLLOUT]), rollout->world);
+	rc = manifest_params(source->manifest[SIDE_ROLLOUT], rollout->rank, &rollout->arena,
+			     &rollout->params, err);
+	if (rc != 0)
+		return rc;
+	uint32_t count = rollout->params.count;
+	rollout->memories = arena_array(&rollout->arena, count, sizeof(*rollout->memories));
+	rollout->targets = arena_array(&rollout->arena, count, sizeof(*rollout->targets));
+	rollout->places = arena_array(&rollout->arena, count, sizeof(*rollout->places));
+	rollout->added = arena_array(&rollout->arena, count, sizeof(*rollout->added));
+	if (rollout->memories == NULL || rollout->targets == NULL || rollout->places == NULL ||
+	    rollout->added == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u params", count);
+	return 0;
+}
+
+static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_options *options,
+		      struct ws_error *err)
+{
+	rollout->replica = options->replica;
+	rollout->rank = options->rank;
+	rollout->world = options->world;
+	rollout->inplace = options->buffers == WS_INPLACE;
+	rollout->want_digest = options->param_digest;
+	snprintf(rollout->name, sizeof(rollout->name), "rollout %u.%u", options->replica,
+		 options->rank);
+	version_init(&rollout->version, rollout->inplace);
+	rollout->manifest_bytes = options->manifest_bytes;
+	rollout->manifest = mem_alloc(options->manifest_bytes + 1);
+	rollout->hub_text = mem_copy_text(options->hub);
+	rollout->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	rollout->step_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (rollout->manifest == NULL || rollout->hub_text == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a rollout's manifest");
+	if (rollout->wake_fd < 0 || rollout->step_fd < 0)
+		return ws_fail(err, -ENOSPC, "no eventfd for a rollout: %s", strerror(errno));
+	memcpy(rollout->manifest, options->manifest, options->manifest_bytes);
+	int rc = params_make(rollout, err);
+	if (rc == 0)
+		rc = run_key_read(&rollout->key, options->key_file, err);
+	if (rc == 0)
+		rc = devices_find(&rollout->devices, options->transport, options->provider,
+				  options->nics, options->nic_count, err);
+	return rc;
+}
+
+int ws_rollout_open(struct ws_rollout **rollout_out, const struct ws_rollout_options *options,
+		    const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err)
+{
+	*rollout_out = NULL;
+	int rc = options_check(options, err);
+	if (rc != 0)
+		return rc;
+	struct ws_rollout *rollout = mem_alloc(sizeof(*rollout));
+	if (rollout == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a rollout");
+	rollout->wake_fd = -1;
+	rollout->step_fd = -1;
+	rollout->whole = true;
+	if (hooks != NULL)
+		rollout->hooks = *hooks;
+	rollout->hook_arg = arg;
+	rc = parts_open(rollout, options, err);
+	if (rc != 0) {
+		ws_rollout_close(rollout);
+		return rc;
+	}
+	*rollout_out = rollout;
+	return 0;
+}
+
+void ws_rollout_close(struct ws_rollout *rollout)
+{
+	if (rollout == NULL)
+		return;
+	if (rollout->thread_started) {
+		atomic_store(&rollout->stop, true);
+		fd_wake(rollout->wake_fd);
+		pthread_join(rollout->thread, NULL);
+	}
+	member_close(rollout->member);
+	engine_close(rollout->engine);
+	wire_release(rollout);
+	arena_close(rollout);
+	plan_source_release(&rollout->source);
+	arena_release(&rollout->arena);
+	run_key_wipe(&rollout->key);
+	if (rollout->wake_fd >= 0)
+		close(rollout->wake_fd);
+	if (rollout->step_fd >= 0)
+		close(rollout->step_fd);
+	mem_free(rollout->hub_text);
+	mem_free(rollout->manifest);
+	mem_free(rollout);
+}
+
+/* ---------------------------------------------------------------- params */
+
+uint32_t ws_rollout_param_count(const struct ws_rollout *rollout)
+{
+	return rollout->params.count;
+}
+
+int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
+		     enum ws_dtype *dtype_out, uint64_t *bytes_out)
+{
+	if (index >= rollout->params.count)
+		return -EINVAL;
+	const struct param *param = &rollout->params.params[index];
+	*name_out = param->name;
+	*dtype_out = param->dtype;
+	*bytes_out = param->bytes;
+	return 0;
+}
+
+int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct ws_memory *memory,
+		   struct ws_error *err)
+{
+	int64_t index = rank_params_find(&rollout->params, param);
+
+	if (rollout->thread_started)
+		return ws_fail(err, -EINVAL, "buffers are added before start");
+	if (index < 0)
+		return ws_fail(err, -EINVAL, "%s has no param '%s' (it has %u, the first is '%s')",
+			       rollout->name, param, rollout->params.count,
+			       rollout->params.count > 0 ? rollout->params.params[0].name : "");
+	if (rollout->added[index])
+		return ws_fail(err, -EINVAL, "param '%s' was added already", param);
+	if (memory->bytes != rollout->params.params[index].bytes)
+		return ws_fail(err, -EINVAL, "param '%s' has %llu bytes on %s, not %llu", param,
+			       (unsigned long long)rollout->params.params[index].bytes,
+			       rollout->name, (unsigned long long)memory->bytes);
+	if (memory->place != WS_HOST)
+		return ws_fail(err, -ENOTSUP, "param '%s' lies on a GPU; CUDA isn't built in",
+			       param);
+	rollout->memories[index] = *memory;
+	rollout->added[index] = true;
+	return 0;
+}
+
+/* ---------------------------------------------------------------- start */
+
+static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
+{
+	char host[HOST_TEXT_BYTES];
+
+	host_identity(host);
+	struct member_options options = {
+		.endpoint = rollout->hub_text,
+		.key = &rollout->key,
+		.role = ROLE_ROLLOUT,
+		.rank = rollout->rank,
+		.replica = rollout->replica,
+		.world = rollout->world,
+		.host = host,
+		.nic_count = rollout->devices.count,
+		.mbps = rollout->devices.mbps,
+		.inplace = rollout->inplace,
+		.manifest = rollout->manifest,
+		.manifest_bytes = (uint32_t)rollout->manifest_bytes,
+		.manifest_digest = manifest_digest(rollout->source.manifest[SIDE_ROLLOUT]),
+		.join_ms = deadline_ms,
+	};
+	return member_open(&rollout->member, &options, err);
+}
+
+static int wait_wired(struct ws_rollout *rollout, uint64_t until_ns, struct ws_error *err)
+{
+	struct pollfd fd = {.fd = rollout->step_fd, .events = POLLIN};
+	uint64_t dropped;
+
+	for (;;) {
+		if (atomic_load_explicit(&rollout->over_set, memory_order_acquire))
+			return ws_fail(err,
+				       rollout->over.code == 0 ? -ECANCELED : rollout->over.code,
+				       "%s: %s", rollout->name, rollout->over.text);
+		if (atomic_load_explicit(&rollout->wired_once, memory_order_acquire))
+			break;
+		uint64_t now = clock_ns();
+		if (now >= until_ns)
+			return ws_fail(err, -ETIMEDOUT,
+				       "%s wasn't wired in time; are the hub at '%s' and all "
+				       "trainers up?",
+				       rollout->name, rollout->hub_text);
+		(void)poll(&fd, 1, (int)MIN((until_ns - now) / 1000000u + 1, 200u));
+		(void)!read(rollout->step_fd, &dropped, sizeof(dropped));
+	}
+	/* A hook may have been handed over meanwhile. */
+	fd_wake(rollout->step_fd);
+	return 0;
+}
+
+int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
+{
+	if (rollout->thread_started)
+		return ws_fail(err, -EINVAL, "%s was started already", rollout->name);
+	for (uint32_t i = 0; i < rollout->params.count; i++)
+		if (!rollout->added[i] && rollout->params.params[i].bytes > 0)
+			return ws_fail(err, -EINVAL, "param '%s' of %s was never added",
+				       rollout->params.params[i].name, rollout->name);
+	int rc = padding_zero(rollout, err);
+	if (rc == 0 && rollout->spare.bytes == 0)
+		rc = arena_open(rollout, err);
+	if (rc == 0 && rollout->member == NULL)
+		rc = member_start(rollout, deadline_ms, err);
+	if (rc != 0)
+		return rc;
+	atomic_store(&rollout->last_step_ns, clock_ns());
+	rc = pthread_create(&rollout->thread, NULL, rollout_io_main, rollout);
+	if (rc != 0)
+		return ws_fail(err, -ENOSPC, "no thread for the I/O of %s: %s", rollout->name,
+			       strerror(rc));
+	rollout->thread_started = true;
+	return wait_wired(rollout, deadline_in_ms(deadline_ms), err);
+}
+
+int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest, size_t manifest_bytes,
+			struct ws_error *err)
+{
+	(void)manifest;
+	(void)manifest_bytes;
+	return ws_fail(err, -ENOTSUP,
+		       "%s can't be described again yet; close it and open a new one",
+		       rollout->name);
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of rollout_side share.
+ *
+ *   rollout.c  open, add, start, close, and what callers may ask
+ *   step.c     the caller's step: runs the hook that the I/O thread has handed over
+ *   io.c       the I/O thread's loop: hub, engine and hooks -> version.c -> what is to be done
+ *   wire.c     roster -> plan -> fence -> answers to pair requests -> program (I/O thread)
+ *   arena.c    where bytes land: the spare arena or the engine's memory, the ring, place rows
+ *   receive.c  the plan's receives as the engine's program
+ *   version.c  the state machine (pure)
+ *   verify.c   digests of params
+ *
+ * Caller and I/O thread share one slot for the hook that is due (its state says whose turn it is)
+ * and a few atomics.  Everything below "I/O thread" belongs to that thread from start until it
+ * is joined, everything below "caller" to the caller.
+ */
+#ifndef ROLLOUT_INTERNAL_H
+#define ROLLOUT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "lib/base/base.h"
+#include "lib/engine/devices.h"
+#include "lib/engine/engine.h"
+#include "lib/hub/hub.h"
+#include "lib/link/link.h"
+#include "planner/planner.h"
+#include "planner/source.h"
+#include "rollout_side/version.h"
+#include "rollout_side/ws_rollout.h"
+
+#define SLOTS_MAX	   ((uint32_t)ARRAY_SIZE(((struct pair_frame *)0)->slot_offset))
+#define ROLLOUT_NAME_BYTES 64
+
+/* ---------------------------------------------------------------- wire.c */
+enum wire_state {
+	WIRE_NONE = 0, /* no peers; a roster must come */
+	WIRE_FENCING,  /* the peers of before are being closed */
+	WIRE_PAIRING,  /* requests are answered */
+	WIRE_WIRED,
+	WIRE_FAILED /* it was told to the hub, which ends the run */
+};
+
+/* One sender to me. */
+struct pair {
+	uint32_t member;	  /* index in the roster */
+	uint64_t id, incarnation; /* of the trainer */
+	const struct plan_pair *plan;
+	struct engine_peer *peer; /* NULL before its request came */
+	uint32_t op_id_base;	  /* my op ids of its ops begin here */
+	uint32_t receive_base;	  /* its first counter among my receives */
+	uint32_t credit_base;	  /* its op ids of my credits begin here */
+	uint64_t ring_offset;	  /* of its slots in my ring */
+	uint64_t *needs;	  /* bits: params that it writes directly */
+	const void *request;	  /* a copy, where it came before the fence was done */
+	uint32_t request_bytes;
+	bool answered;
+};
+
+/* A peer of an earlier wiring that the fence still has to do with. */
+struct old_peer {
+	struct engine_peer *peer;
+	uint64_t id, incarnation;
+};
+
+struct wire {
+	enum wire_state state;
+	uint64_t generation;
+	bool engine_made;
+	bool quiet;		 /* every trainer has closed what it wrote to me with */
+	uint64_t fence_until_ns; /* peers that can't be heard are given up then */
+	bool given_up;
+	struct rules rules;
+	struct arena arena;	   /* pairs, program; of this generation */
+	struct arena arena_before; /* what the engine still borrows of the one before */
+	struct pair *pairs;
+	uint32_t pair_count, answered_count;
+	uint32_t *pair_of_member; /* UINT32_MAX: none */
+	uint32_t member_count;
+	struct old_peer *old; /* owned */
+	uint32_t old_count;
+	struct engine_program program;
+	uint64_t op_id_count;
+	uint64_t ring_bytes; /* that this plan needs */
+};
+
+/* ---------------------------------------------------------------- the hook slot */
+enum slot_state { SLOT_EMPTY = 0, SLOT_POSTED, SLOT_CLAIMED, SLOT_DONE };
+
+struct hook_slot {
+	_Atomic int state; /* enum slot_state */
+	enum hook hook;
+	uint64_t version;
+	bool serving_old;
+	struct ws_error why;
+	struct ws_rollout_report report; /* HOOK_RESUME: as far as the I/O thread knows it */
+	int rc;
+	struct ws_error err;
+	uint64_t copy_ns, reload_ns, param_digest; /* HOOK_RELOAD */
+};
+
+struct ws_rollout {
+	/* constant after start */
+	char *hub_text; /* owned */
+	char *manifest; /* owned copy of my side's text */
+	size_t manifest_bytes;
+	struct run_key key;
+	uint32_t replica, rank, world;
+	bool inplace, want_digest;
+	char name[ROLLOUT_NAME_BYTES]; /* "rollout 1.0" */
+	struct devices devices;
+	struct ws_rollout_hooks hooks;
+	void *hook_arg;
+	struct arena arena; /* params */
+	struct rank_params params;
+	struct ws_memory *memories; /* the engine's, by param; in the arena */
+	struct ws_memory *targets;  /* where bytes land, by param; in the arena */
+	bool *added;
+	struct ws_memory spare; /* owned; double */
+
+	/* shared */
+	struct hook_slot slot;
+	_Atomic bool stop, poisoned, hub_lost, wired_once, over_set;
+	_Atomic uint64_t last_step_ns, live_version;
+	struct ws_error over;		  /* published by over_set */
+	struct ws_error hub_why;	  /* of hub_lost; written before it */
+	_Atomic uint32_t verified_serial; /* odd while the caller writes the three */
+	_Atomic uint64_t verified_version, verified_bytes, verified_different;
+	int wake_fd; /* owned eventfd: the I/O thread is to look */
+	int step_fd; /* owned eventfd: step has something to do */
+
+	/* caller */
+	bool serving, whole; /* whole: no update is writing the engine's memory */
+	struct ws_rollout_report last;
+
+	/* I/O thread */
+	pthread_t thread;
+	bool thread_started;
+	struct member *member;
+	struct engine *engine;
+	struct plan_source source;
+	struct memory_place *places; /* by param, of targets; in the arena */
+	struct ws_memory ring;	     /* owned */
+	uint32_t ring_region;	     /* UINT32_MAX: none */
+	struct wire wire;
+	struct version version;
+	bool is_over;
+	uint32_t verified_seen;
+	uint64_t said_ns;
+	uint64_t begin_ns, ready_ns, landed_ns, pause_ns; /* of the attempt */
+	uint64_t copy_ns, reload_ns, param_digest;
+};
+
+/* io.c */
+void *rollout_io_main(void *arg);
+void fd_wake(int fd);
+/* Hands actions out; what they lead to is settled before it returns. */
+void actions_apply(struct ws_rollout *rollout, const struct version_actions *actions);
+
+/* wire.c */
+void wire_roster(struct ws_rollout *rollout, const struct member_event *event);
+void wire_quiet(struct ws_rollout *rollout, uint64_t generation);
+void wire_request(struct ws_rollout *rollout, const struct member_event *event);
+void wire_step(struct ws_rollout *rollout);
+void wire_close(struct ws_rollout *rollout, uint64_t until_ns);
+void wire_release(struct ws_rollout *rollout);
+const char *wire_member_name(const struct ws_rollout *rollout, uint32_t member, char *text_out);
+/* The pair that a receive belongs to. */
+const struct pair *wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive);
+
+/* arena.c */
+int arena_open(struct ws_rollout *rollout, struct ws_error *err);     /* spare memory, targets */
+int arena_register(struct ws_rollout *rollout, struct ws_error *err); /* with a new engine */
+int ring_fit(struct ws_rollout *rollout, struct ws_error *err);	      /* wire.ring_bytes */
+void arena_close(struct ws_rollout *rollout);
+/* Zeroes what no canonical tensor covers in the engine's memory. */
+int padding_zero(struct ws_rollout *rollout, struct ws_error *err);
+/* Spare memory into the engine's own. */
+void arena_copy_out(struct ws_rollout *rollout);
+/* Where the params lie that a pair writes to, as few rows as a progression allows. */
+int place_rows(const struct ws_rollout *rollout, const uint64_t *needs, struct arena *arena,
+	       struct place_row **rows_out, uint32_t *count_out);
+
+/* receive.c */
+/* Bases, ring offsets and needs of all pairs, from the plan. */
+int receive_lay_out(struct ws_rollout *rollout, struct ws_error *err);
+int receive_program(struct ws_rollout *rollout, struct ws_error *err);
+/* "got 41 of 42 ops of bucket 'model.layers.7' from trainer 3"; false if nothing is missing. */
+bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes);
+
+/* verify.c */
+uint64_t param_digest(const struct ws_rollout *rollout, uint32_t index);
+uint64_t params_digest(const struct ws_rollout *rollout);
+
+#endif

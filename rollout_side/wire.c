@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A rollout rank's wiring: a roster becomes a plan, the old peers are fenced, each sender's
+ * request is answered with my half of the pair, and when all are, the plan becomes the engine's
+ * program.  What can't be wired is told to the hub, which ends the run.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "rollout_side/rollout_internal.h"
+
+#define FENCE_NS UINT64_C(10000000000) /* then peers that don't answer are given up */
+
+static void wire_fail(struct ws_rollout *rollout, int rc, struct ws_error *why)
+{
+	ws_fail_in(why, rc, "%s", rollout->name);
+	rollout->wire.state = WIRE_FAILED;
+	member_say_failure(rollout->member, FAILURE_PLAN, 0, UINT32_MAX, why);
+}
+
+const char *wire_member_name(const struct ws_rollout *rollout, uint32_t member, char *text_out)
+{
+	if (rollout->source.plan == NULL || member >= rollout->wire.member_count)
+		snprintf(text_out, ROLLOUT_NAME_BYTES, "member %u", member);
+	else
+		plan_member_name(rollout->source.plan, member, text_out, ROLLOUT_NAME_BYTES);
+	return text_out;
+}
+
+const struct pair *wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive)
+{
+	const struct wire *wire = &rollout->wire;
+
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		if (receive - wire->pairs[i].receive_base < wire->pairs[i].plan->counter_count)
+			return &wire->pairs[i];
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- the roster */
+
+/* NULL: no memory. */
+static struct place *places_make(struct arena *arena, const struct member_event *event)
+{
+	struct place *places = arena_array(arena, event->roster_count, sizeof(*places));
+
+	for (uint32_t i = 0; places != NULL && i < event->roster_count; i++) {
+		snprintf(places[i].host, sizeof(places[i].host), "%s", event->roster[i].host);
+		places[i].nic_count = event->roster[i].nic_count;
+		places[i].mbps = event->roster[i].mbps;
+	}
+	return places;
+}
+
+static int roster_plan(struct ws_rollout *rollout, const struct member_event *event,
+		       struct ws_error *err)
+{
+	struct wire *wire = &rollout->wire;
+	struct plan_input input = {.replica_count = event->replica_count};
+	struct rules rules;
+
+	int rc = rules_decode(&rules, event->rules, event->rules_bytes, err);
+	if (rc != 0)
+		return rc;
+	if (wire->engine_made && memcmp(&rules, &wire->rules, sizeof(rules)) != 0)
+		wire->engine_made = false;
+	wire->rules = rules;
+	rc = plan_source_take(&rollout->source, SIDE_TRAINER, event->trainer_manifest,
+			      event->trainer_manifest_bytes, err);
+	if (rc == 0)
+		rc = plan_source_take(&rollout->source, SIDE_ROLLOUT, event->rollout_manifest,
+				      event->rollout_manifest_bytes, err);
+	if (rc != 0)
+		return rc;
+	uint32_t *replicas = arena_array(&wire->arena, event->replica_count, sizeof(*replicas));
+	input.places = places_make(&wire->arena, event);
+	if (replicas == NULL || input.places == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a roster of %u", event->roster_count);
+	memcpy(replicas, event->replicas, event->replica_count * sizeof(*replicas));
+	input.replicas = replicas;
+	input.rules = rules;
+	return plan_source_make(&rollout->source, &input, event->self, err);
+}
+
+static int pairs_make(struct ws_rollout *rollout, const struct member_event *event,
+		      struct ws_error *err)
+{
+	struct wire *wire = &rollout->wire;
+	const struct plan *plan = rollout->source.plan;
+	uint32_t members = event->roster_count;
+
+	wire->member_count = members;
+	wire->pair_count = plan_receive_pair_count(plan);
+	wire->pairs = arena_array(&wire->arena, wire->pair_count, sizeof(*wire->pairs));
+	wire->pair_of_member = arena_array(&wire->arena, members, sizeof(*wire->pair_of_member));
+	if (wire->pairs == NULL || wire->pair_of_member == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a roster of %u", members);
+	for (uint32_t i = 0; i < members; i++)
+		wire->pair_of_member[i] = UINT32_MAX;
+	for (uint32_t i = 0; i < wire->pair_count; i++) {
+		const struct plan_pair *pair = plan_receive_pair(plan, i);
+		const struct roster_member *from = &event->roster[pair->sender];
+		wire->pairs[i] = (struct pair){
+			.member = pair->sender,
+			.id = from->id,
+			.incarnation = from->incarnation,
+			.plan = pair,
+		};
+		wire->pair_of_member[pair->sender] = i;
+	}
+	return receive_lay_out(rollout, err);
+}
+
+/* The peers of a wiring that ends go to the fence; those it already has stay with it. */
+static int old_keep(struct ws_rollout *rollout)
+{
+	struct wire *wire = &rollout->wire;
+	size_t bytes = wire->old_count * sizeof(*wire->old);
+
+	void *old = mem_grow(wire->old, bytes, bytes + wire->pair_count * sizeof(*wire->old) + 1);
+	if (old == NULL)
+		return -ENOMEM;
+	wire->old = old;
+	for (uint32_t i = 0; i < wire->pair_count; i++) {
+		struct pair *pair = &wire->pairs[i];
+		if (pair->peer == NULL)
+			continue;
+		wire->old[wire->old_count++] = (struct old_peer){
+			.peer = pair->peer,
+			.id = pair->id,
+			.incarnation = pair->incarnation,
+		};
+		pair->peer = NULL;
+	}
+	return 0;
+}
+
+/* Who is in the new roster can say quiet for what it wrote before; the others can't be heard. */
+static void old_sort(struct ws_rollout *rollout, const struct member_event *event)
+{
+	struct wire *wire = &rollout->wire;
+
+	for (uint32_t i = 0; i < wire->old_count; i++) {
+		bool present = false;
+		for (uint32_t m = 0; m < event->roster_count; m++)
+			present = present ||
+				  (event->roster[m].id == wire->old[i].id &&
+				   event->roster[m].incarnation == wire->old[i].incarnation);
+		if (!present)
+			engine_peer_abandon(rollout->engine, wire->old[i].peer);
+	}
+}
+
+void wire_roster(struct ws_rollout *rollout, const struct member_event *event)
+{
+	struct wire *wire = &rollout->wire;
+	struct version_actions none = {0};
+	struct ws_error err = {0};
+
+	version_wired(&rollout->version, false, &none);
+	int rc = old_keep(rollout);
+	if (rollout->engine != NULL)
+		engine_end(rollout->engine);
+	old_sort(rollout, event);
+	/* The engine borrows the program of the last complete wiring until the fence is done. */
+	if (wire->arena_before.blocks == NULL) {
+		wire->arena_before = wire->arena;
+		memset(&wire->arena, 0, sizeof(wire->arena));
+	}
+	arena_release(&wire->arena);
+	wire->pairs = NULL;
+	wire->pair_of_member = NULL;
+	wire->pair_count = 0;
+	wire->answered_count = 0;
+	wire->quiet = false;
+	wire->given_up = false;
+	memset(&wire->program, 0, sizeof(wire->program));
+	wire->generation = event->generation;
+	wire->state = WIRE_FENCING;
+	wire->fence_until_ns = clock_ns() + FENCE_NS;
+	if (rc == 0)
+		rc = roster_plan(rollout, event, &err);
+	if (rc == 0)
+		rc = pairs_make(rollout, event, &err);
+	if (rc != 0)
+		wire_fail(rollout, rc, &err);
+}
+
+void wire_quiet(struct ws_rollout *rollout, uint64_t generation)
+{
+	struct wire *wire = &rollout->wire;
+
+	if (generation != wire->generation || wire->state != WIRE_FENCING)
+		return;
+	wire->quiet = true;
+	for (uint32_t i = 0; i < wire->old_count; i++)
+		engine_peer_quiet(rollout->engine, wire->old[i].peer);
+}
+
+/* ---------------------------------------------------------------- a trainer's request */
+
+static int request_check(const struct ws_rollout *rollout, const struct pair *pair,
+			 const struct pair_frame *frame, struct ws_error *err)
+{
+	const struct plan *plan = rollout->source.plan;
+	char name[ROLLOUT_NAME_BYTES];
+
+	wire_member_name(rollout, pair->member, name);
+	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
+		return ws_fail(err, -ESTALE,
+			       "%s and this rank have different plans of their pair (plans %016llx "
+			       "and %016llx, pairs %016llx and %016llx); use one version of "
+			       "weightsync",
+			       name, (unsigned long long)frame->plan_digest,
+			       (unsigned long long)plan_digest(plan),
+			       (unsigned long long)frame->pair_digest[0],
+			       (unsigned long long)pair->plan->digest);
+	if (frame->op_id_base + (uint64_t)pair->plan->credit_count > OP_ID_MAX + UINT64_C(1))
+		return ws_fail(err, -EPROTO, "%s wants credits with op ids beyond %u", name,
+			       OP_ID_MAX);
+	return 0;
+}
+
+static void answer_fill(const struct ws_rollout *rollout, const struct pair *pair,
+			struct pair_frame *frame)
+{
+	const struct plan *plan = rollout->source.plan;
+
+	*frame = (struct pair_frame){
+		.pair_digest[0] = pair->plan->digest,
+		.plan_digest = plan_digest(plan),
+		.op_id_base = pair->op_id_base,
+		.receive_base = pair->receive_base,
+		.ring_region = rollout->ring_region == UINT32_MAX ? 0 : rollout->ring_region,
+		.slot_count = MIN(plan_slot_count(plan), pair->plan->ring_count),
+	};
+	for (uint32_t i = 0; i < frame->slot_count && i < SLOTS_MAX; i++)
+		frame->slot_offset[i] = pair->ring_offset + i * plan_slot_bytes(plan);
+}
+
+static int answer_send(struct ws_rollout *rollout, struct pair *pair, const struct writer *address,
+		       struct ws_error *err)
+{
+	struct writer body = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	struct writer regions = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	struct arena arena = {0};
+	struct place_row *rows = NULL;
+	struct pair_frame frame;
+
+	answer_fill(rollout, pair, &frame);
+	int rc = place_rows(rollout, pair->needs, &arena, &rows, &frame.row_count);
+	frame.rows = rows;
+	engine_regions_encode(rollout->engine, &regions);
+	frame.address = address->bytes;
+	frame.address_bytes = (uint32_t)address->count;
+	frame.regions = regions.bytes;
+	frame.regions_bytes = (uint32_t)regions.count;
+	if (rc == 0 && !regions.failed)
+		rc = pair_encode(&frame, &body);
+	if (rc != 0 || regions.failed)
+		rc = ws_fail(err, -ENOMEM, "no memory for a pair frame");
+	if (rc == 0)
+		rc = member_say_pair(rollout->member, rollout->wire.generation, pair->member, true,
+				     body.bytes, (uint32_t)body.count, err);
+	writer_release(&regions);
+	writer_release(&body);
+	arena_release(&arena);
+	return rc;
+}
+
+static int request_take(struct ws_rollout *rollout, struct pair *pair, const void *body,
+			uint32_t bytes, struct ws_error *err)
+{
+	struct writer address = WRITER_INIT(1u << 20);
+	struct pair_frame frame;
+	char name[ROLLOUT_NAME_BYTES];
+
+	int rc = pair_decode(&frame, &rollout->wire.arena, body, bytes, err);
+	if (rc == 0)
+		rc = request_check(rollout, pair, &frame, err);
+	if (rc == 0)
+		rc = engine_peer_open(rollout->engine,
+				      wire_member_name(rollout, pair->member, name), &pair->peer,
+				      &address, err);
+	if (rc == 0)
+		rc = engine_peer_connect(rollout->engine, pair->peer, frame.address,
+					 frame.address_bytes, err);
+	if (rc == 0)
+		rc = engine_peer_regions(rollout->engine, pair->peer, frame.regions,
+					 frame.regions_bytes, err);
+	if (rc == 0)
+		rc = answer_send(rollout, pair, &address, err);
+	writer_release(&address);
+	if (rc != 0)
+		return rc;
+	pair->credit_base = frame.op_id_base;
+	pair->answered = true;
+	rollout->wire.answered_count++;
+	return 0;
+}
+
+/* Everything is connected: the plan becomes the program. */
+static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
+{
+	struct wire *wire = &rollout->wire;
+	struct version_actions actions = {0};
+
+	int rc = receive_program(rollout, err);
+	if (rc == 0)
+		rc = engine_set_program(rollout->engine, &wire->program, err);
+	if (rc != 0)
+		return rc;
+	wire->state = WIRE_WIRED;
+	member_say_wired(rollout->member, wire->generation);
+	version_wired(&rollout->version, true, &actions);
+	actions_apply(rollout, &actions);
+	return 0;
+}
+
+void wire_request(struct ws_rollout *rollout, const struct member_event *event)
+{
+	struct wire *wire = &rollout->wire;
+	struct ws_error err = {0};
+
+	if ((wire->state != WIRE_FENCING && wire->state != WIRE_PAIRING) || event->answer ||
+	    event->generation != wire->generation || event->from >= wire->member_count ||
+	    wire->pair_of_member[event->from] == UINT32_MAX)
+		return;
+	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
+	if (pair->answered)
+		return;
+	if (wire->state == WIRE_FENCING) {
+		pair->request = arena_copy(&wire->arena, event->body, event->body_bytes);
+		pair->request_bytes = pair->request != NULL ? event->body_bytes : 0;
+		return;
+	}
+	int rc = request_take(rollout, pair, event->body, event->body_bytes, &err);
+	if (rc == 0 && wire->answered_count == wire->pair_count)
+		rc = wire_done(rollout, &err);
+	if (rc != 0)
+		wire_fail(rollout, rc, &err);
+}
+
+/* ---------------------------------------------------------------- after the fence */
+
+static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
+{
+	struct engine_options options = {
+		.transport = rollout->devices.transport,
+		.devices = rollout->devices.name,
+		.device_count = rollout->devices.count,
+		.op_bytes = rollout->wire.rules.op_bytes,
+		.wire_digests = rollout->wire.rules.wire_digests,
+	};
+
+	engine_close(rollout->engine);
+	rollout->engine = NULL;
+	rollout->ring_region = UINT32_MAX;
+	int rc = engine_open(&rollout->engine, &options, err);
+	if (rc == 0)
+		rc = arena_register(rollout, err);
+	rollout->wire.engine_made = rc == 0;
+	return rc;
+}
+
+static int fence_done(struct ws_rollout *rollout, struct ws_error *err)
+{
+	static const struct engine_program none;
+	struct wire *wire = &rollout->wire;
+	int rc = 0;
+
+	if (rollout->engine != NULL)
+		rc = engine_set_program(rollout->engine, &none, err);
+	arena_release(&wire->arena_before);
+	wire->old_count = 0;
+	wire->state = WIRE_PAIRING;
+	if (rc == 0 && !wire->engine_made)
+		rc = engine_make(rollout, err);
+	if (rc == 0)
+		rc = ring_fit(rollout, err);
+	for (uint32_t i = 0; rc == 0 && i < wire->pair_count; i++)
+		if (wire->pairs[i].request != NULL)
+			rc = request_take(rollout, &wire->pairs[i], wire->pairs[i].request,
+					  wire->pairs[i].request_bytes, err);
+	if (rc == 0 && wire->answered_count == wire->pair_count)
+		rc = wire_done(rollout, err);
+	return rc;
+}
+
+static void old_give_up(struct ws_rollout *rollout)
+{
+	struct wire *wire = &rollout->wire;
+
+	wire->given_up = true;
+	for (uint32_t i = 0; i < wire->old_count; i++)
+		engine_peer_abandon(rollout->engine, wire->old[i].peer);
+}
+
+void wire_step(struct ws_rollout *rollout)
+{
+	struct wire *wire = &rollout->wire;
+	struct ws_error err = {0};
+	bool closed;
+	int rc = 0;
+
+	if (wire->state != WIRE_FENCING)
+		return;
+	if (!wire->given_up && clock_ns() >= wire->fence_until_ns)
+		old_give_up(rollout);
+	if (rollout->engine != NULL)
+		rc = engine_fence(rollout->engine, &closed, &err);
+	if (rc == -EAGAIN)
+		return;
+	if (rc == 0)
+		rc = fence_done(rollout, &err);
+	if (rc != 0)
+		wire_fail(rollout, rc, &err);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+void wire_close(struct ws_rollout *rollout, uint64_t until_ns)
+{
+	struct engine_event dropped[16];
+	struct ws_error err;
+	bool closed;
+
+	if (rollout->engine == NULL || old_keep(rollout) != 0)
+		return;
+	engine_end(rollout->engine);
+	while (engine_fence(rollout->engine, &closed, &err) == -EAGAIN) {
+		uint64_t now = clock_ns();
+		if (now >= until_ns + 200000000u)
+			return;
+		if (now >= until_ns)
+			old_give_up(rollout);
+		(void)engine_step(rollout->engine, dropped, (int)ARRAY_SIZE(dropped));
+		engine_wait(rollout->engine, -1, -1, now + 5000000u);
+	}
+}
+
+void wire_release(struct ws_rollout *rollout)
+{
+	arena_release(&rollout->wire.arena_before);
+	arena_release(&rollout->wire.arena);
+	mem_free(rollout->wire.old);
+	memset(&rollout->wire, 0, sizeof(rollout->wire));
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A trainer's I/O thread: it alone talks to the hub and the NICs.  Each turn takes what the hub
+ * said, what the engine did, what the caller asks, and then waits until one of them moves.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "trainer_side/mailbox.h"
+#include "trainer_side/trainer_internal.h"
+
+#define MEMBER_EVENTS_A_TURN 64
+#define TURN_NS		     UINT64_C(20000000)	  /* deadlines are looked at as often */
+#define POLL_NS		     UINT64_C(200000)	  /* where a NIC can't wake anybody */
+#define CLOSE_NS	     UINT64_C(1500000000) /* for the fence at the end */
+
+/* ---------------------------------------------------------------- the hub's events */
+
+static void member_event_take(struct ws_trainer *trainer, const struct member_event *event)
+{
+	switch (event->kind) {
+	case MEMBER_NOTHING:
+	case MEMBER_QUIET:
+	case MEMBER_REPLICAS:
+		break; /* looked at in each turn */
+	case MEMBER_ROSTER:
+		trainer->all_wired = false;
+		wire_roster(trainer, event);
+		break;
+	case MEMBER_PAIR:
+		wire_answer(trainer, event);
+		break;
+	case MEMBER_ALL_WIRED:
+		trainer->all_wired = true;
+		break;
+	case MEMBER_READY:
+		push_ready(trainer, event);
+		break;
+	case MEMBER_WORD:
+		if (event->word != WORD_BEGIN)
+			break;
+		trainer->begun_attempt = event->attempt;
+		trainer->begun_version = event->version;
+		push_begun(trainer);
+		break;
+	case MEMBER_DROPPED:
+		push_failed(trainer, &event->error);
+		if (member_rejoin(trainer->member, &trainer->over) != 0)
+			trainer->is_over = true;
+		break;
+	case MEMBER_HUB_LOST:
+		trainer->hub_lost = true;
+		break;
+	case MEMBER_HUB_FOUND:
+		trainer->hub_lost = false;
+		break;
+	case MEMBER_OVER:
+		trainer->over = event->error;
+		trainer->is_over = true;
+		break;
+	}
+}
+
+static void member_turn(struct ws_trainer *trainer)
+{
+	struct member_event event;
+
+	for (int i = 0; i < MEMBER_EVENTS_A_TURN && !trainer->is_over; i++) {
+		member_step(trainer->member, &event);
+		if (event.kind == MEMBER_NOTHING)
+			return;
+		member_event_take(trainer, &event);
+	}
+}
+
+/* ---------------------------------------------------------------- the engine's events */
+
+/* Which of my sends to a peer has this op id there; UINT32_MAX: none. */
+static uint32_t send_of_op(const struct ws_trainer *trainer, const struct engine_peer *peer,
+			   uint32_t op_id)
+{
+	const struct wire *wire = &trainer->wire;
+
+	for (uint32_t i = 0; i < wire->program.send_count; i++) {
+		const struct send *send = &wire->program.sends[i];
+		uint64_t count = engine_op_count(send->bytes, wire->rules.op_bytes);
+		if (send->peer == peer && op_id >= send->first_op_id &&
+		    op_id - send->first_op_id < count)
+			return i;
+	}
+	return UINT32_MAX;
+}
+
+static uint32_t member_of_peer(const struct ws_trainer *trainer, const struct engine_peer *peer)
+{
+	for (uint32_t i = 0; i < trainer->wire.pair_count; i++)
+		if (peer != NULL && trainer->wire.pairs[i].peer == peer)
+			return trainer->wire.pairs[i].member;
+	return UINT32_MAX;
+}
+
+static const char *nic_name(const struct ws_trainer *trainer, uint32_t nic)
+{
+	return nic < engine_nic_count(trainer->engine) ? engine_nic(trainer->engine, nic)->name
+						       : "no NIC";
+}
+
+static void op_failed(struct ws_trainer *trainer, const struct engine_event *event)
+{
+	const struct push *push = &trainer->push;
+	const struct wire *wire = &trainer->wire;
+	uint32_t send = send_of_op(trainer, event->peer, event->op_id);
+	uint32_t about = member_of_peer(trainer, event->peer);
+	char name[64];
+	struct ws_error why;
+
+	/* Of a wiring that is being closed, or after the end: expected. */
+	if (push->state != PUSH_JOINED || push->over_heard || wire->state != WIRE_WIRED)
+		return;
+	ws_fail(&why, event->status == -EPROTO ? -EPROTO : -EIO,
+		"trainer %u's write of param '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
+		"failed: %s",
+		trainer->rank,
+		send == UINT32_MAX ? "?" : trainer->params.params[wire->send_param[send]].name,
+		send == UINT32_MAX
+			? "?"
+			: plan_bucket_name(trainer->source.plan, wire->send_bucket[send]),
+		(unsigned long long)push->version, wire_member_name(trainer, about, name),
+		nic_name(trainer, event->nic), strerror(-event->status));
+	member_say_failure(trainer->member, FAILURE_OP, push->attempt, about, &why);
+}
+
+static void attempt_fail(struct ws_trainer *trainer, const struct ws_error *why)
+{
+	if (trainer->push.state == PUSH_JOINED && !trainer->push.over_heard)
+		member_say_failure(trainer->member, FAILURE_ATTEMPT, trainer->push.attempt,
+				   UINT32_MAX, why);
+}
+
+static void engine_event_take(struct ws_trainer *trainer, const struct engine_event *event)
+{
+	struct ws_error why;
+
+	switch (event->kind) {
+	case ENGINE_SENDS_DONE:
+		push_sent(trainer);
+		break;
+	case ENGINE_OP_FAILED:
+		op_failed(trainer, event);
+		break;
+	case ENGINE_STRAY:
+		ws_fail(&why, -EPROTO,
+			"fence broken: trainer %u got a credit that nobody owes (immediate %08x, "
+			"NIC '%s')",
+			trainer->rank, event->imm, nic_name(trainer, event->nic));
+		attempt_fail(trainer, &why);
+		break;
+	case ENGINE_NIC_LOST:
+		ws_fail(&why, -EIO, "trainer %u lost its NIC '%s': %s", trainer->rank,
+			nic_name(trainer, event->nic), strerror(-event->status));
+		attempt_fail(trainer, &why);
+		break;
+	case ENGINE_RECEIVE_DONE:
+	case ENGINE_DIGEST_WRONG:
+		break; /* a trainer receives nothing */
+	}
+}
+
+static void engine_turn(struct ws_trainer *trainer)
+{
+	struct engine_event events[32];
+
+	if (trainer->engine == NULL)
+		return;
+	int count = engine_step(trainer->engine, events, (int)ARRAY_SIZE(events));
+	for (int i = 0; i < count; i++)
+		engine_event_take(trainer, &events[i]);
+}
+
+/* ---------------------------------------------------------------- the loop */
+
+static void wait_turn(struct ws_trainer *trainer)
+{
+	int fds[NICS_MAX + 2], count = 0;
+	bool must_poll = false;
+	uint64_t dropped;
+
+	if (trainer->engine != NULL)
+		count = engine_wait_fds(trainer->engine, fds, NICS_MAX + 1, &must_poll);
+	fds[count++] = trainer->wake_fd;
+	bool busy = trainer->push.state != PUSH_NONE || trainer->wire.state == WIRE_FENCING;
+	member_wait(trainer->member, fds, count,
+		    clock_ns() + (must_poll && busy ? POLL_NS : TURN_NS));
+	(void)!read(trainer->wake_fd, &dropped, sizeof(dropped));
+}
+
+void *trainer_io_main(void *arg)
+{
+	struct ws_trainer *trainer = arg;
+
+	/* An event loop: it ends when close says stop. */
+	while (!atomic_load(&trainer->stop)) {
+		member_turn(trainer);
+		engine_turn(trainer);
+		wire_step(trainer);
+		push_request(trainer);
+		push_step(trainer);
+		push_request(trainer);
+		wait_turn(trainer);
+	}
+	wire_close(trainer, clock_ns() + CLOSE_NS);
+	return NULL;
+}

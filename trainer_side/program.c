@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies become sends: local addresses from the params, remote ones from the rollouts' rows and
+ * ring slots, op ids by adding the receivers' bases.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "trainer_side/program.h"
+
+/* ---------------------------------------------------------------- where a param lies there */
+
+/* Rows may cover params that nobody asked for; the last row that begins at or before counts. */
+static const struct place_row *row_find(const struct pair *pair, uint32_t param)
+{
+	uint32_t lo = 0, hi = pair->row_count;
+
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		if (pair->rows[mid].first_param <= param)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo == 0)
+		return NULL;
+	const struct place_row *row = &pair->rows[lo - 1];
+	return param - row->first_param < row->param_count && row->set == 0 ? row : NULL;
+}
+
+static int remote_direct(const struct ws_trainer *trainer, const struct pair *pair,
+			 const struct plan_part *part, struct send *send, struct ws_error *err)
+{
+	const struct place_row *row = row_find(pair, part->dst_param);
+	char name[64];
+
+	if (row == NULL)
+		return ws_fail(err, -EPROTO, "%s didn't say where its param %u lies",
+			       wire_member_name(trainer, pair->member, name), part->dst_param);
+	int64_t steps = row->step * (int64_t)(part->dst_param - row->first_param);
+	send->remote_region = row->region;
+	send->remote_offset = row->offset + (uint64_t)steps + part->dst_offset;
+	return 0;
+}
+
+/* ---------------------------------------------------------------- one send */
+
+static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy, struct send *send,
+		       struct ws_error *err)
+{
+	struct gather_move *moves =
+		arena_array(&trainer->wire.arena, copy->part_count, sizeof(*moves));
+
+	if (moves == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the moves of a copy");
+	for (uint32_t i = 0; i < copy->part_count; i++) {
+		const struct plan_part *part = &copy->parts[i];
+		struct move *move = &moves[i].move;
+		int64_t stride = (int64_t)ws_dtype_bytes(part->to);
+		moves[i].wire_offset = part->wire_offset;
+		move->src =
+			(const uint8_t *)trainer->memories[part->src_param].base + part->src_offset;
+		move->dim_count = part->dim_count;
+		move->from = part->from;
+		move->to = part->to;
+		for (uint32_t d = part->dim_count; d-- > 0;) {
+			move->extent[d] = part->extent[d];
+			move->src_stride[d] = part->src_stride[d];
+			move->dst_stride[d] = stride;
+			stride *= (int64_t)part->extent[d];
+		}
+	}
+	send->moves = moves;
+	send->move_count = copy->part_count;
+	return 0;
+}
+
+static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, struct send *send,
+		     struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+	struct pair *pair = &wire->pairs[wire->pair_of_member[copy->receiver]];
+
+	*send = (struct send){
+		.peer = pair->peer,
+		.bytes = copy->bytes,
+		.first_op_id = (uint32_t)(pair->op_id_base + copy->first_op),
+		.credit_op_id = UINT32_MAX,
+		.counter = pair->digest_base + copy->counter,
+	};
+	int rc = 0;
+	if (copy->gather) {
+		rc = gather_make(trainer, copy, send, err);
+	} else {
+		const struct plan_part *part = &copy->parts[0];
+		send->local =
+			(const uint8_t *)trainer->memories[part->src_param].base + part->src_offset;
+		send->local_region = trainer->places[part->src_param].region;
+	}
+	if (rc != 0 || copy->ring < 0)
+		return rc != 0 ? rc : remote_direct(trainer, pair, &copy->parts[0], send, err);
+	uint64_t ring = (uint64_t)copy->ring;
+	uint32_t slot_count = plan_slot_count(trainer->source.plan);
+	send->remote_region = pair->ring_region;
+	send->remote_offset = pair->slot_offset[ring % slot_count];
+	if (ring >= slot_count)
+		send->credit_op_id = (uint32_t)(pair->credit_base + ring - slot_count);
+	return 0;
+}
+
+/* ---------------------------------------------------------------- digests, credits */
+
+static int digests_make(struct ws_trainer *trainer, const struct send *sends, uint32_t send_count,
+			struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+	uint32_t count = 0;
+
+	if (!wire->rules.wire_digests)
+		return 0;
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		count += wire->pairs[i].plan->counter_count;
+	struct send_digest *digests = arena_array(&wire->arena, count, sizeof(*digests));
+	if (digests == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u digests", count);
+	for (uint32_t i = 0; i < wire->pair_count; i++) {
+		const struct pair *pair = &wire->pairs[i];
+		for (uint32_t c = 0; c < pair->plan->counter_count; c++)
+			digests[pair->digest_base + c] = (struct send_digest){
+				.peer = pair->peer,
+				.op_id = (uint32_t)(pair->op_id_base + pair->plan->data_op_count +
+						    c),
+				.remote_receive = pair->receive_base + c,
+			};
+	}
+	for (uint32_t i = 0; i < send_count; i++)
+		digests[sends[i].counter].send_count++;
+	wire->program.digests = digests;
+	wire->program.digest_count = count;
+	return 0;
+}
+
+/* All credits of all pairs are consecutive op ids of mine: one range. */
+static int credits_make(struct wire *wire, struct ws_error *err)
+{
+	uint64_t count = 0;
+
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		count += wire->pairs[i].plan->credit_count;
+	if (count == 0)
+		return 0;
+	struct op_range *range = arena_alloc(&wire->arena, sizeof(*range));
+	if (range == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for credits");
+	*range = (struct op_range){.count = (uint32_t)count, .receive = OP_IS_CREDIT};
+	wire->program.ranges = range;
+	wire->program.range_count = 1;
+	wire->program.op_id_count = (uint32_t)count;
+	return 0;
+}
+
+/* ---------------------------------------------------------------- all */
+
+int program_make(struct ws_trainer *trainer, struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+	const struct plan *plan = trainer->source.plan;
+	struct plan_cursor cursor = {0};
+	struct plan_copy copy;
+	uint32_t count = 0;
+
+	while (plan_next_send(plan, &cursor, &copy))
+		count++;
+	struct send *sends = arena_array(&wire->arena, count, sizeof(*sends));
+	wire->send_bucket = arena_array(&wire->arena, count, sizeof(*wire->send_bucket));
+	wire->send_param = arena_array(&wire->arena, count, sizeof(*wire->send_param));
+	if (sends == NULL || wire->send_bucket == NULL || wire->send_param == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a program of %u sends", count);
+	cursor = (struct plan_cursor){0};
+	for (uint32_t i = 0; i < count && plan_next_send(plan, &cursor, &copy); i++) {
+		int rc = send_make(trainer, &copy, &sends[i], err);
+		if (rc != 0)
+			return rc;
+		wire->send_bucket[i] = copy.bucket;
+		wire->send_param[i] = copy.parts[0].src_param;
+	}
+	wire->program.sends = sends;
+	wire->program.send_count = count;
+	int rc = digests_make(trainer, sends, count, err);
+	return rc != 0 ? rc : credits_make(wire, err);
+}

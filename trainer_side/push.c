@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A push: what the caller calls, and what the I/O thread knows of it.
+ *
+ *   ASKED -> JOINED (begin heard: armed, writing) -> OVER (the hub says so, all ops are reported)
+ *
+ * A push that ends here before its params are released (deadline, cancel, the hub is gone) goes
+ * through CLOSING: whoever gets the params back may change them, so nothing of mine may be read
+ * by a NIC any more.  What had been sent whole may still go live, and then it is this version.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer_side/mailbox.h"
+#include "trainer_side/report.h"
+#include "trainer_side/trainer_internal.h"
+
+/* ---------------------------------------------------------------- the caller's calls */
+
+int ws_trainer_push_begin(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
+			  struct ws_error *err)
+{
+	struct request request = {.kind = REQUEST_BEGIN,
+				  .version = version,
+				  .deadline_ns = deadline_in_ms(deadline_ms)};
+
+	if (version == 0)
+		return ws_fail(err, -EINVAL, "version 0 means none; versions begin at 1");
+	trainer->push_deadline_ns = request.deadline_ns;
+	return mailbox_ask(trainer, &request, err);
+}
+
+int ws_trainer_push_released(struct ws_trainer *trainer, struct ws_error *err)
+{
+	struct request request = {.kind = REQUEST_RELEASED,
+				  .deadline_ns = trainer->push_deadline_ns};
+
+	return mailbox_ask(trainer, &request, err);
+}
+
+int ws_trainer_push_end(struct ws_trainer *trainer, struct ws_report *report, struct ws_error *err)
+{
+	struct request request = {.kind = REQUEST_END, .deadline_ns = trainer->push_deadline_ns};
+
+	int rc = mailbox_ask(trainer, &request, err);
+	if (report != NULL && !trainer->stuck)
+		*report = trainer->push.report;
+	return rc;
+}
+
+int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
+		    struct ws_report *report, struct ws_error *err)
+{
+	int rc = ws_trainer_push_begin(trainer, version, deadline_ms, err);
+
+	return rc != 0 ? rc : ws_trainer_push_end(trainer, report, err);
+}
+
+/* The I/O thread keeps the sums of the version that was asked for last. */
+void ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version, uint32_t *ranks_out,
+			 uint64_t *bytes_out, uint64_t *different_out)
+{
+	struct verified *verified = trainer->verified;
+	uint32_t serial = atomic_load(&verified->serial);
+
+	*ranks_out = 0;
+	*bytes_out = 0;
+	*different_out = 0;
+	atomic_store(&verified->wanted, version);
+	if (serial % 2 != 0 || atomic_load(&verified->version) != version)
+		return;
+	uint32_t ranks = atomic_load(&verified->ranks);
+	uint64_t bytes = atomic_load(&verified->bytes);
+	uint64_t different = atomic_load(&verified->different);
+	if (atomic_load(&verified->serial) != serial)
+		return;
+	*ranks_out = ranks;
+	*bytes_out = bytes;
+	*different_out = different;
+}
+
+void ws_trainer_cancel(struct ws_trainer *trainer)
+{
+	atomic_store(&trainer->cancelled, true);
+	mailbox_wake(trainer->wake_fd);
+}
+
+/* ---------------------------------------------------------------- I/O thread: going on */
+
+static void say(struct ws_trainer *trainer, bool wanted)
+{
+	const struct push *push = &trainer->push;
+	struct engine_progress progress = {0};
+
+	if (trainer->is_over)
+		return;
+	if (trainer->engine != NULL)
+		engine_progress(trainer->engine, &progress);
+	member_say_push(trainer->member, wanted ? push->version : 0, push->attempt,
+			push->sent ? push->attempt : 0, progress.bytes_sent);
+}
+
+static void finish(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+
+	if (push->why.code != 0)
+		ws_fail_in(&push->why, push->why.code, "cannot push version %llu",
+			   (unsigned long long)push->version);
+	push->released = true;
+	push->live = push->why.code == 0;
+	push->state = PUSH_OVER;
+	report_end(trainer);
+	say(trainer, false);
+}
+
+static void join(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct wire *wire = &trainer->wire;
+	struct ws_error err = {0};
+
+	push->attempt = trainer->begun_attempt;
+	push->other_version = trainer->begun_version != push->version;
+	push->state = PUSH_JOINED;
+	if (push->other_version || wire->state != WIRE_WIRED) {
+		push->sent = true;
+		say(trainer, true);
+		return;
+	}
+	int rc = engine_arm(trainer->engine, push->attempt, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
+		push->sent = true;
+		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
+				   &err);
+		return;
+	}
+	report_joined(trainer);
+	push->sent = wire->program.send_count == 0;
+	say(trainer, true);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		if (wire->pairs[i].ready_attempt == push->attempt) {
+			engine_peer_ready(trainer->engine, wire->pairs[i].peer);
+			push->ready_ns = push->ready_ns == 0 ? clock_ns() : push->ready_ns;
+		}
+}
+
+void push_begun(struct ws_trainer *trainer)
+{
+	if (trainer->push.state == PUSH_ASKED)
+		join(trainer);
+}
+
+/* The body names a buffer set; there is one. */
+static bool ready_body_fits(const struct member_event *event)
+{
+	struct reader body = reader_make(event->body, event->body_bytes);
+
+	return read_u32(&body) == 0 && reader_done(&body);
+}
+
+void push_ready(struct ws_trainer *trainer, const struct member_event *event)
+{
+	struct push *push = &trainer->push;
+	struct wire *wire = &trainer->wire;
+	struct ws_error err;
+	char name[64];
+
+	if (event->from >= wire->member_count || wire->pair_of_member[event->from] == UINT32_MAX)
+		return;
+	if (!ready_body_fits(event)) {
+		ws_fail(&err, -EPROTO, "trainer %u got a ready of %s that it can't read",
+			trainer->rank, wire_member_name(trainer, event->from, name));
+		member_say_failure(trainer->member, FAILURE_ATTEMPT, event->attempt, event->from,
+				   &err);
+		return;
+	}
+	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
+	pair->ready_attempt = event->attempt;
+	if (push->state != PUSH_JOINED || push->attempt != event->attempt || push->other_version ||
+	    wire->state != WIRE_WIRED)
+		return;
+	if (push->ready_ns == 0)
+		push->ready_ns = clock_ns();
+	engine_peer_ready(trainer->engine, pair->peer);
+}
+
+void push_sent(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+
+	if (push->state != PUSH_JOINED || push->sent)
+		return;
+	push->sent = true;
+	push->sent_ns = clock_ns();
+	say(trainer, true);
+}
+
+void push_fenced(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+
+	if (push->state == PUSH_CLOSING) {
+		push->sent = true;
+		finish(trainer);
+	} else if (push->state == PUSH_JOINED && !push->sent) {
+		push->sent = true;
+		say(trainer, true);
+	}
+}
+
+void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
+{
+	struct push *push = &trainer->push;
+
+	switch (push->state) {
+	case PUSH_NONE:
+	case PUSH_OVER:
+	case PUSH_CLOSING:
+		return;
+	case PUSH_ASKED:
+		push->why = *why;
+		finish(trainer);
+		return;
+	case PUSH_JOINED:
+		break;
+	}
+	push->why = *why;
+	if (push->released || push->sent) {
+		finish(trainer);
+		return;
+	}
+	if (!trainer->is_over)
+		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
+				   why);
+	push->state = PUSH_CLOSING;
+	wire_shut(trainer);
+}
+
+/* ---------------------------------------------------------------- I/O thread: each turn */
+
+static void verified_step(struct ws_trainer *trainer)
+{
+	struct verified *verified = trainer->verified;
+	uint64_t version = atomic_load(&verified->wanted), bytes, different;
+	uint32_t ranks;
+
+	if (version == 0)
+		return;
+	member_verified(trainer->member, version, &ranks, &bytes, &different);
+	atomic_fetch_add(&verified->serial, 1);
+	atomic_store(&verified->version, version);
+	atomic_store(&verified->ranks, ranks);
+	atomic_store(&verified->bytes, bytes);
+	atomic_store(&verified->different, different);
+	atomic_fetch_add(&verified->serial, 1);
+}
+
+/* Whether nothing is to be written to a replica any more. */
+static bool view_landed(const struct replica_view *view, uint64_t attempt)
+{
+	if (!view->in || view->attempt > attempt)
+		return true;
+	if (view->attempt < attempt)
+		return false;
+	switch (view->word) {
+	case WORD_PAUSE:
+	case WORD_COMMIT:
+	case WORD_RESUME:
+	case WORD_ABORT:
+		return true;
+	case WORD_NONE:
+	case WORD_BEGIN:
+		break;
+	}
+	return view->slowest >= RANK_LANDED;
+}
+
+static bool view_paused(const struct replica_view *view, uint64_t attempt)
+{
+	return !view->in || view->attempt > attempt ||
+	       (view->attempt == attempt &&
+		(view->word == WORD_COMMIT || view->word == WORD_RESUME ||
+		 view->word == WORD_ABORT || view->slowest >= RANK_PAUSED));
+}
+
+static void views_look(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct wire *wire = &trainer->wire;
+	bool landed = true, paused = true;
+
+	if (wire->views == NULL)
+		return;
+	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	for (uint32_t i = 0; i < count; i++) {
+		if (!view_landed(&wire->views[i], push->attempt)) {
+			landed = false;
+			push->last_landed = wire->views[i].replica;
+		}
+		paused = paused && view_paused(&wire->views[i], push->attempt);
+	}
+	if (landed && push->landed_ns == 0)
+		push->landed_ns = clock_ns();
+	if (paused && landed && push->paused_ns == 0)
+		push->paused_ns = clock_ns();
+}
+
+static void joined_step(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_error why = {0};
+
+	views_look(trainer);
+	if (!push->over_heard && member_attempt_over(trainer->member, push->attempt, &why)) {
+		push->over_heard = true;
+		push->why = why;
+		if (trainer->engine != NULL)
+			engine_end(trainer->engine);
+	}
+	if (push->sent && (push->landed_ns != 0 || push->over_heard))
+		push->released = true;
+	if (push->over_heard && push->sent)
+		finish(trainer);
+}
+
+/* What a push waits for, for the sentence of its deadline. */
+static void deadline_pass(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_error why = {0}, waits = {0};
+	uint64_t attempt = push->state == PUSH_ASKED ? UINT64_MAX : push->attempt;
+
+	(void)member_attempt_over(trainer->member, attempt, &waits);
+	ws_fail(&why, -ETIMEDOUT, "the deadline passed on trainer %u, %s%s%s%s", trainer->rank,
+		push->state == PUSH_ASKED ? "before the hub began"
+		: push->released	  ? "before every replica was live"
+					  : "before every replica had landed",
+		trainer->hub_lost ? "; the hub is silent" : "", waits.text[0] != 0 ? "; " : "",
+		waits.text);
+	push_failed(trainer, &why);
+}
+
+static void begin_take(struct ws_trainer *trainer, const struct request *request)
+{
+	struct push *push = &trainer->push;
+	struct ws_error answer = {0};
+
+	if (push->state != PUSH_NONE && push->state != PUSH_OVER) {
+		ws_fail(&answer, -EINVAL, "the push of version %llu hasn't ended yet",
+			(unsigned long long)push->version);
+	} else if (trainer->is_over) {
+		answer = trainer->over;
+		if (answer.code == 0)
+			answer.code = -ECANCELED;
+	} else if (request->version < trainer->version_live) {
+		ws_fail(&answer, -EINVAL, "version %llu is below %llu, which went live",
+			(unsigned long long)request->version,
+			(unsigned long long)trainer->version_live);
+	}
+	if (answer.code == 0) {
+		memset(push, 0, sizeof(*push));
+		push->state = PUSH_ASKED;
+		push->version = request->version;
+		push->deadline_ns = request->deadline_ns;
+		push->start_ns = clock_ns();
+		/* Another trainer may have begun it already. */
+		if (trainer->begun_attempt > trainer->ended_attempt &&
+		    !member_attempt_over(trainer->member, trainer->begun_attempt, NULL))
+			join(trainer);
+		else
+			say(trainer, true);
+	}
+	mailbox_answer(trainer, &answer);
+}
+
+static void start_answer(struct ws_trainer *trainer, const struct request *request)
+{
+	struct ws_error answer = {0}, waits = {0};
+
+	if (trainer->is_over) {
+		answer = trainer->over;
+		if (answer.code == 0)
+			answer.code = -ECANCELED;
+	} else if (!trainer->all_wired) {
+		if (clock_ns() < request->deadline_ns)
+			return;
+		(void)member_attempt_over(trainer->member, UINT64_MAX, &waits);
+		ws_fail(&answer, -ETIMEDOUT, "trainer %u wasn't wired in time%s%s", trainer->rank,
+			waits.text[0] != 0 ? ": " : "; is the hub up?", waits.text);
+	}
+	mailbox_answer(trainer, &answer);
+}
+
+void push_request(struct ws_trainer *trainer)
+{
+	const struct request *request = mailbox_look(trainer);
+	struct push *push = &trainer->push;
+	struct ws_error answer = {0};
+
+	if (request == NULL)
+		return;
+	if (atomic_load(&trainer->cancelled) &&
+	    (push->state == PUSH_NONE || push->state == PUSH_OVER)) {
+		ws_fail(&answer, -ECANCELED, "trainer %u was told to stop", trainer->rank);
+		mailbox_answer(trainer, &answer);
+		return;
+	}
+	switch (request->kind) {
+	case REQUEST_START:
+		start_answer(trainer, request);
+		return;
+	case REQUEST_BEGIN:
+		begin_take(trainer, request);
+		return;
+	case REQUEST_RELEASED:
+	case REQUEST_END:
+		break;
+	case REQUEST_NONE:
+		return;
+	}
+	if (push->state == PUSH_NONE) {
+		ws_fail(&answer, -EINVAL, "no push was begun on trainer %u", trainer->rank);
+	} else if (push->state == PUSH_OVER) {
+		answer = push->why;
+	} else if (request->kind == REQUEST_END || !push->released) {
+		return;
+	}
+	if (request->kind == REQUEST_END) {
+		trainer->ended_attempt = MAX(push->attempt, trainer->ended_attempt);
+		if (push->live)
+			trainer->version_live = push->version;
+		push->state = PUSH_NONE;
+	}
+	mailbox_answer(trainer, &answer);
+}
+
+void push_step(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_error why;
+
+	verified_step(trainer);
+	if (push->state == PUSH_JOINED)
+		joined_step(trainer);
+	if (push->state != PUSH_ASKED && push->state != PUSH_JOINED)
+		return;
+	if (atomic_load(&trainer->cancelled)) {
+		ws_fail(&why, -ECANCELED, "trainer %u was told to stop", trainer->rank);
+		push_failed(trainer, &why);
+	} else if (trainer->is_over) {
+		why = trainer->over;
+		if (why.code == 0)
+			ws_fail(&why, -ECONNRESET, "the run ended before the version was live");
+		push_failed(trainer, &why);
+	} else if (clock_ns() >= push->deadline_ns) {
+		deadline_pass(trainer);
+	}
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where a push's time and bytes went, and which replicas serve what. */
+#include <stdio.h>
+
+#include "trainer_side/report.h"
+
+static uint64_t between(uint64_t from_ns, uint64_t to_ns)
+{
+	return from_ns != 0 && to_ns > from_ns ? to_ns - from_ns : 0;
+}
+
+void report_joined(struct ws_trainer *trainer)
+{
+	for (uint32_t i = 0; i < engine_nic_count(trainer->engine); i++)
+		trainer->push.nic_bytes_before[i] = engine_nic_bytes_sent(trainer->engine, i);
+}
+
+static void replica_report(struct ws_trainer *trainer, const struct replica_view *view,
+			   struct ws_replica_report *out)
+{
+	const struct push *push = &trainer->push;
+
+	out->replica = view->replica;
+	out->live_version = view->live_version;
+	out->live = view->in && view->live_version == push->version;
+	if (out->live)
+		return;
+	if (view->error.text[0] != 0)
+		snprintf(out->text, sizeof(out->text), "%.255s", view->error.text);
+	else
+		snprintf(out->text, sizeof(out->text), "%s",
+			 view->in ? "it hasn't reported this version live" : "it was dropped");
+}
+
+static void report_nics(struct ws_trainer *trainer, struct ws_report *report)
+{
+	if (trainer->engine == NULL || trainer->push.attempt == 0)
+		return;
+	report->nic_count = MIN(engine_nic_count(trainer->engine), WS_REPORT_NICS_MAX);
+	for (uint32_t i = 0; i < report->nic_count; i++) {
+		report->nic_bytes[i] = engine_nic_bytes_sent(trainer->engine, i) -
+				       trainer->push.nic_bytes_before[i];
+		report->bytes += report->nic_bytes[i];
+		snprintf(report->nic_name[i], sizeof(report->nic_name[i]), "%s",
+			 engine_nic(trainer->engine, i)->name);
+	}
+}
+
+void report_end(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_report *report = &push->report;
+	struct wire *wire = &trainer->wire;
+	struct engine_progress progress = {0};
+	uint64_t now = clock_ns();
+
+	if (trainer->engine != NULL)
+		engine_progress(trainer->engine, &progress);
+	*report = (struct ws_report){
+		.version = push->version,
+		.attempt = push->attempt,
+		.staging_high_bytes = progress.staging_high_bytes,
+		.total_ns = now - push->start_ns,
+		.begin_ns = between(push->start_ns, push->ready_ns),
+		.stage_ns = progress.gather_ns,
+		.write_ns = between(push->ready_ns, push->sent_ns),
+		.landed_ns = between(push->start_ns, push->landed_ns),
+		.pause_ns = between(push->landed_ns, push->paused_ns),
+		.reload_ns = between(push->paused_ns, push->live ? now : 0),
+	};
+	report_nics(trainer, report);
+	if (push->landed_ns != 0 && wire->replica_count > 0)
+		snprintf(report->slowest_peer, sizeof(report->slowest_peer), "replica %u",
+			 push->last_landed);
+	if (wire->views == NULL)
+		return;
+	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	report->replica_count = MIN(count, WS_REPORT_REPLICAS_MAX);
+	for (uint32_t i = 0; i < report->replica_count; i++)
+		replica_report(trainer, &wire->views[i], &report->replicas[i]);
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of trainer_side share.
+ *
+ *   trainer.c  open, add, start, close: the caller's side of everything but a push
+ *   push.c     the caller's push calls, and the I/O thread's state of one push
+ *   wire.c     roster -> plan -> peers -> pair frames -> program (I/O thread)
+ *   io.c       the I/O thread's loop
+ *
+ * The caller and the I/O thread share one mailbox: the caller fills `request` and raises `asked`,
+ * the thread answers into `reply` and raises `answered`; whoever may write is said by the two
+ * numbers alone.  Everything else below "I/O thread" belongs to it from start until it is joined.
+ */
+#ifndef TRAINER_INTERNAL_H
+#define TRAINER_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "lib/base/base.h"
+#include "lib/engine/devices.h"
+#include "lib/engine/engine.h"
+#include "lib/hub/hub.h"
+#include "lib/link/link.h"
+#include "planner/planner.h"
+#include "planner/source.h"
+#include "trainer_side/ws_trainer.h"
+
+#define SLOTS_MAX ((uint32_t)ARRAY_SIZE(((struct pair_frame *)0)->slot_offset))
+
+/* The body of a rollout's ready: which buffer set may be written. */
+#define READY_BODY_BYTES 4u
+
+/* ---------------------------------------------------------------- wire.c */
+enum wire_state {
+	WIRE_NONE = 0, /* no peers; a roster must come */
+	WIRE_FENCING,  /* the peers of before are being closed */
+	WIRE_PAIRING,  /* pair frames are under way */
+	WIRE_WIRED,
+	WIRE_CLOSED, /* a push died here: everything is closed before the hub asks */
+	WIRE_FAILED  /* it was told to the hub, which ends the run */
+};
+
+/* One receiver of mine. */
+struct pair {
+	uint32_t member; /* index in the roster */
+	uint32_t rank;	 /* in its replica */
+	const struct plan_pair *plan;
+	struct engine_peer *peer;
+	uint32_t credit_base; /* my op ids of its credits begin here */
+	uint32_t digest_base; /* its first counter among my digests */
+	bool answered;
+	uint32_t op_id_base, receive_base, ring_region, slot_count;
+	uint64_t slot_offset[8];
+	const struct place_row *rows; /* in the wire's arena */
+	uint32_t row_count;
+	uint64_t ready_attempt; /* the last ready heard */
+};
+
+struct wire {
+	enum wire_state state;
+	uint64_t generation;
+	bool engine_made; /* rules and engine agree, params are registered */
+	bool quiet_said;
+	struct rules rules;
+	struct arena arena;	   /* pairs, rows, program; of this generation */
+	struct arena arena_before; /* what the engine still borrows of the one before */
+	struct pair *pairs;
+	uint32_t pair_count, answered_count;
+	uint32_t replica_count;
+	uint32_t *pair_of_member; /* UINT32_MAX: none */
+	uint32_t member_count;
+	struct engine_program program;
+	struct replica_view *views; /* room for replica_count */
+	uint32_t *send_bucket;	    /* by send: for error texts */
+	uint32_t *send_param;	    /* by send: my first param in it */
+};
+
+/* ---------------------------------------------------------------- push.c */
+enum push_state {
+	PUSH_NONE = 0,
+	PUSH_ASKED,   /* the hub was asked, or is to be */
+	PUSH_JOINED,  /* its attempt began: writing */
+	PUSH_CLOSING, /* it died here before release: my senders are being closed */
+	PUSH_OVER     /* its outcome is known */
+};
+
+struct push {
+	enum push_state state;
+	uint64_t version, attempt, deadline_ns;
+	bool released, live;
+	bool sent;	     /* every op of mine is reported */
+	bool over_heard;     /* the hub ended the attempt */
+	bool other_version;  /* the hub began another one than mine: wait for its abort */
+	struct ws_error why; /* code 0: it went well so far */
+	uint64_t start_ns, ready_ns, sent_ns, landed_ns, paused_ns;
+	uint64_t nic_bytes_before[NICS_MAX];
+	uint32_t last_landed; /* replica */
+	struct ws_report report;
+};
+
+enum request_kind { REQUEST_NONE = 0, REQUEST_START, REQUEST_BEGIN, REQUEST_RELEASED, REQUEST_END };
+
+struct request {
+	enum request_kind kind;
+	uint64_t version, deadline_ns;
+};
+
+/* What rollouts verified, for ws_trainer_verified; serial is odd while the I/O thread writes. */
+struct verified {
+	_Atomic uint64_t wanted; /* version; the caller's word */
+	_Atomic uint32_t serial;
+	_Atomic uint64_t version;
+	_Atomic uint32_t ranks;
+	_Atomic uint64_t bytes, different;
+};
+
+struct ws_trainer {
+	/* constant after start */
+	char *hub_text; /* owned */
+	char *manifest; /* owned copy of my side's text */
+	size_t manifest_bytes;
+	struct run_key key;
+	uint32_t rank, world;
+	uint64_t staging_bytes; /* 0: as the rules say */
+	struct devices devices;
+	struct arena arena; /* params */
+	struct rank_params params;
+	struct ws_memory *memories; /* by param; in the arena */
+	bool *added;
+	struct hub *hub; /* owned; rank 0 with hub_here */
+
+	/* the mailbox */
+	struct request request;
+	struct ws_error reply;
+	_Atomic uint32_t asked, answered;
+	_Atomic bool cancelled, stop;
+	int wake_fd, reply_fd;	   /* owned eventfds; -1: none */
+	bool stuck;		   /* the I/O thread once didn't answer: no further calls */
+	struct verified *verified; /* owned */
+	uint64_t push_deadline_ns; /* the caller's: of the push that it began */
+
+	/* I/O thread */
+	pthread_t thread;
+	bool thread_started;
+	struct member *member;
+	struct engine *engine;
+	struct plan_source source;
+	struct memory_place *places; /* by param; in the arena */
+	struct wire wire;
+	struct push push;
+	struct ws_error over; /* code or text: the run ended for me */
+	bool is_over, hub_lost, all_wired;
+	uint64_t begun_attempt, begun_version; /* the hub's last begin */
+	uint64_t ended_attempt, version_live;  /* of my pushes that have ended */
+};
+
+/* io.c */
+void *trainer_io_main(void *arg);
+
+/* wire.c */
+void wire_roster(struct ws_trainer *trainer, const struct member_event *event);
+void wire_answer(struct ws_trainer *trainer, const struct member_event *event);
+/* Goes on with the fence; called in each turn of the loop. */
+void wire_step(struct ws_trainer *trainer);
+/* Begins to close all peers; wire_step goes on, and a later roster takes over. */
+void wire_shut(struct ws_trainer *trainer);
+/* Closes all peers as far as it goes until until_ns; for the end. */
+void wire_close(struct ws_trainer *trainer, uint64_t until_ns);
+void wire_release(struct ws_trainer *trainer);
+/* "rollout 1.0"; text_out of 64 bytes. */
+const char *wire_member_name(const struct ws_trainer *trainer, uint32_t member, char *text_out);
+
+/* push.c */
+void push_request(struct ws_trainer *trainer); /* looks at the mailbox */
+void push_begun(struct ws_trainer *trainer);   /* the hub began an attempt */
+void push_ready(struct ws_trainer *trainer, const struct member_event *event);
+void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done */
+void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
+/* It can't go on here, whatever the hub says: what isn't released is closed first. */
+void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
+void push_step(struct ws_trainer *trainer); /* deadlines, replicas' states, answers */
+
+#endif

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A trainer's wiring: a roster becomes a plan, the old peers are fenced, each receiver of mine is
+ * asked for its half of a pair, and when all have answered (program.c) the plan becomes the
+ * engine's program.  What can't be wired is told to the hub, which ends the run.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "trainer_side/program.h"
+#include "trainer_side/trainer_internal.h"
+
+#define MEMBER_NAME_BYTES_MAX 64
+
+static void wire_fail(struct ws_trainer *trainer, const struct ws_error *why)
+{
+	trainer->wire.state = WIRE_FAILED;
+	member_say_failure(trainer->member, FAILURE_PLAN, 0, UINT32_MAX, why);
+}
+
+const char *wire_member_name(const struct ws_trainer *trainer, uint32_t member, char *text_out)
+{
+	if (trainer->source.plan == NULL || member >= trainer->wire.member_count)
+		snprintf(text_out, MEMBER_NAME_BYTES_MAX, "member %u", member);
+	else
+		plan_member_name(trainer->source.plan, member, text_out, MEMBER_NAME_BYTES_MAX);
+	return text_out;
+}
+
+/* ---------------------------------------------------------------- the roster */
+
+/* NULL places: no memory. */
+static struct place *places_make(struct arena *arena, const struct member_event *event)
+{
+	struct place *places = arena_array(arena, event->roster_count, sizeof(*places));
+
+	for (uint32_t i = 0; places != NULL && i < event->roster_count; i++) {
+		snprintf(places[i].host, sizeof(places[i].host), "%s", event->roster[i].host);
+		places[i].nic_count = event->roster[i].nic_count;
+		places[i].mbps = event->roster[i].mbps;
+	}
+	return places;
+}
+
+static int roster_plan(struct ws_trainer *trainer, const struct member_event *event,
+		       struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+	struct plan_source *source = &trainer->source;
+	struct plan_input input = {.replica_count = event->replica_count};
+	struct rules rules;
+
+	int rc = rules_decode(&rules, event->rules, event->rules_bytes, err);
+	if (rc != 0)
+		return rc;
+	if (wire->engine_made && memcmp(&rules, &wire->rules, sizeof(rules)) != 0)
+		wire->engine_made = false;
+	wire->rules = rules;
+	rc = plan_source_take(source, SIDE_TRAINER, event->trainer_manifest,
+			      event->trainer_manifest_bytes, err);
+	if (rc == 0)
+		rc = plan_source_take(source, SIDE_ROLLOUT, event->rollout_manifest,
+				      event->rollout_manifest_bytes, err);
+	if (rc != 0)
+		return rc;
+	uint32_t *replicas = arena_array(&wire->arena, event->replica_count, sizeof(*replicas));
+	input.places = places_make(&wire->arena, event);
+	if (replicas == NULL || input.places == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a roster of %u", event->roster_count);
+	memcpy(replicas, event->replicas, event->replica_count * sizeof(*replicas));
+	input.replicas = replicas;
+	input.rules = rules;
+	return plan_source_make(source, &input, event->self, err);
+}
+
+static int pairs_make(struct ws_trainer *trainer, const struct member_event *event,
+		      struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+	const struct plan *plan = trainer->source.plan;
+	uint64_t credits = 0, digests = 0;
+
+	wire->member_count = event->roster_count;
+	wire->replica_count = event->replica_count;
+	wire->pair_count = plan_send_pair_count(plan);
+	wire->pairs = arena_array(&wire->arena, wire->pair_count, sizeof(*wire->pairs));
+	wire->pair_of_member =
+		arena_array(&wire->arena, event->roster_count, sizeof(*wire->pair_of_member));
+	wire->views = arena_array(&wire->arena, wire->replica_count, sizeof(*wire->views));
+	if (wire->pairs == NULL || wire->pair_of_member == NULL || wire->views == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u pairs", wire->pair_count);
+	for (uint32_t i = 0; i < event->roster_count; i++)
+		wire->pair_of_member[i] = UINT32_MAX;
+	for (uint32_t i = 0; i < wire->pair_count; i++) {
+		const struct plan_pair *pair = plan_send_pair(plan, i);
+		if (event->roster[pair->receiver].role != ROLE_ROLLOUT)
+			return ws_fail(err, -ENOTSUP, "the plan sends from a trainer to a trainer");
+		wire->pairs[i] = (struct pair){
+			.member = pair->receiver,
+			.rank = event->roster[pair->receiver].rank,
+			.plan = pair,
+			.credit_base = (uint32_t)credits,
+			.digest_base = (uint32_t)digests,
+		};
+		wire->pair_of_member[pair->receiver] = i;
+		credits += pair->credit_count;
+		digests += pair->counter_count;
+	}
+	if (credits > OP_ID_MAX || digests > UINT32_MAX)
+		return ws_fail(err, -ENOSPC,
+			       "trainer %u would get %llu credits; use a larger receive ring",
+			       trainer->rank, (unsigned long long)credits);
+	return 0;
+}
+
+/* A trainer's memory isn't written to by anybody, but for credits: its peers needn't be heard to
+ * close what they wrote with. */
+void wire_shut(struct ws_trainer *trainer)
+{
+	struct wire *wire = &trainer->wire;
+
+	if (trainer->engine != NULL)
+		engine_end(trainer->engine);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		if (wire->pairs[i].peer != NULL)
+			engine_peer_quiet(trainer->engine, wire->pairs[i].peer);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		wire->pairs[i].peer = NULL;
+	if (wire->state != WIRE_FENCING && wire->state != WIRE_FAILED)
+		wire->state = WIRE_CLOSED;
+}
+
+/* The pairs of before are the engine's to fence; only what describes them goes. */
+void wire_roster(struct ws_trainer *trainer, const struct member_event *event)
+{
+	struct wire *wire = &trainer->wire;
+	struct ws_error err = {0};
+
+	wire_shut(trainer);
+	/* The engine borrows the program of the last complete wiring until the fence is done. */
+	if (wire->arena_before.blocks == NULL) {
+		wire->arena_before = wire->arena;
+		memset(&wire->arena, 0, sizeof(wire->arena));
+	}
+	arena_release(&wire->arena);
+	wire->pairs = NULL;
+	wire->pair_of_member = NULL;
+	wire->views = NULL;
+	wire->replica_count = 0;
+	wire->pair_count = 0;
+	wire->answered_count = 0;
+	wire->quiet_said = false;
+	memset(&wire->program, 0, sizeof(wire->program));
+	wire->generation = event->generation;
+	wire->state = WIRE_FENCING;
+	int rc = roster_plan(trainer, event, &err);
+	if (rc == 0)
+		rc = pairs_make(trainer, event, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
+		wire_fail(trainer, &err);
+	}
+}
+
+/* ---------------------------------------------------------------- after the fence */
+
+static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
+{
+	struct engine_options options = {
+		.transport = trainer->devices.transport,
+		.devices = trainer->devices.name,
+		.device_count = trainer->devices.count,
+		.op_bytes = trainer->wire.rules.op_bytes,
+		.staging_bytes = trainer->staging_bytes != 0 ? trainer->staging_bytes
+							     : trainer->wire.rules.staging_bytes,
+		.wire_digests = trainer->wire.rules.wire_digests,
+	};
+
+	engine_close(trainer->engine);
+	trainer->engine = NULL;
+	int rc = engine_open(&trainer->engine, &options, err);
+	if (rc == 0)
+		rc = memories_add(trainer->engine, trainer->memories, trainer->params.count,
+				  trainer->places, err);
+	trainer->wire.engine_made = rc == 0;
+	return rc;
+}
+
+static int pair_ask(struct ws_trainer *trainer, struct pair *pair, struct writer *regions,
+		    struct ws_error *err)
+{
+	struct writer address = WRITER_INIT(1u << 20), body = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	char name[MEMBER_NAME_BYTES_MAX];
+
+	int rc = engine_peer_open(trainer->engine, wire_member_name(trainer, pair->member, name),
+				  &pair->peer, &address, err);
+	struct pair_frame frame = {
+		.pair_digest[0] = pair->plan->digest,
+		.plan_digest = plan_digest(trainer->source.plan),
+		.address = address.bytes,
+		.address_bytes = (uint32_t)address.count,
+		.regions = regions->bytes,
+		.regions_bytes = (uint32_t)regions->count,
+		.op_id_base = pair->credit_base,
+	};
+	if (rc == 0)
+		rc = pair_encode(&frame, &body);
+	if (rc != 0 && err->code == 0)
+		rc = ws_fail(err, -ENOMEM, "no memory for the pair frame to %s", name);
+	if (rc == 0)
+		rc = member_say_pair(trainer->member, trainer->wire.generation, pair->member, false,
+				     body.bytes, (uint32_t)body.count, err);
+	writer_release(&address);
+	writer_release(&body);
+	return rc;
+}
+
+/* Everything is connected: the plan becomes the program. */
+static void wire_done(struct ws_trainer *trainer)
+{
+	struct wire *wire = &trainer->wire;
+	struct ws_error err = {0};
+
+	int rc = program_make(trainer, &err);
+	if (rc == 0)
+		rc = engine_set_program(trainer->engine, &wire->program, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
+		wire_fail(trainer, &err);
+		return;
+	}
+	wire->state = WIRE_WIRED;
+	member_say_wired(trainer->member, wire->generation);
+}
+
+static int pairs_ask(struct ws_trainer *trainer, struct ws_error *err)
+{
+	struct writer regions = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	int rc = trainer->wire.engine_made ? 0 : engine_make(trainer, err);
+
+	if (rc == 0) {
+		engine_regions_encode(trainer->engine, &regions);
+		if (regions.failed)
+			rc = ws_fail(err, -ENOMEM, "no memory for the keys of regions");
+	}
+	for (uint32_t i = 0; rc == 0 && i < trainer->wire.pair_count; i++)
+		rc = pair_ask(trainer, &trainer->wire.pairs[i], &regions, err);
+	writer_release(&regions);
+	return rc;
+}
+
+/* The old peers are gone, and with them whatever the engine borrowed for them. */
+static int fence_done(struct ws_trainer *trainer, struct ws_error *err)
+{
+	static const struct engine_program none;
+	int rc = 0;
+
+	push_fenced(trainer);
+	if (trainer->engine != NULL)
+		rc = engine_set_program(trainer->engine, &none, err);
+	arena_release(&trainer->wire.arena_before);
+	trainer->wire.state = WIRE_PAIRING;
+	return rc != 0 ? rc : pairs_ask(trainer, err);
+}
+
+void wire_step(struct ws_trainer *trainer)
+{
+	struct wire *wire = &trainer->wire;
+	struct ws_error err = {0};
+	bool closed = trainer->engine == NULL;
+	int rc = 0;
+
+	if (wire->state != WIRE_FENCING && wire->state != WIRE_CLOSED)
+		return;
+	if (trainer->engine != NULL)
+		rc = engine_fence(trainer->engine, &closed, &err);
+	if (closed)
+		push_fenced(trainer);
+	if (wire->state == WIRE_CLOSED) {
+		if (rc == 0)
+			wire->state = WIRE_NONE;
+		return;
+	}
+	if (closed && !wire->quiet_said) {
+		wire->quiet_said = true;
+		member_say_quiet(trainer->member, wire->generation);
+	}
+	if (rc == -EAGAIN)
+		return;
+	if (rc == 0)
+		rc = fence_done(trainer, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
+		wire_fail(trainer, &err);
+	} else if (wire->pair_count == 0) {
+		wire_done(trainer);
+	}
+}
+
+/* ---------------------------------------------------------------- a rollout's answer */
+
+static int answer_check(const struct ws_trainer *trainer, const struct pair *pair,
+			const struct pair_frame *frame, struct ws_error *err)
+{
+	const struct plan *plan = trainer->source.plan;
+	char name[MEMBER_NAME_BYTES_MAX];
+
+	wire_member_name(trainer, pair->member, name);
+	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
+		return ws_fail(
+			err, -ESTALE,
+			"trainer %u and %s have different plans of their pair (plans %016llx "
+			"and %016llx, pairs %016llx and %016llx); use one version of "
+			"weightsync",
+			trainer->rank, name, (unsigned long long)plan_digest(plan),
+			(unsigned long long)frame->plan_digest,
+			(unsigned long long)pair->plan->digest,
+			(unsigned long long)frame->pair_digest[0]);
+	uint32_t slots = MIN(plan_slot_count(plan), pair->plan->ring_count);
+	if (frame->slot_count > SLOTS_MAX || frame->slot_count < slots)
+		return ws_fail(err, -EPROTO, "%s lends %u ring slots to trainer %u, which needs %u",
+			       name, frame->slot_count, trainer->rank, slots);
+	if (frame->op_id_base + pair->plan->op_count > OP_ID_MAX + UINT64_C(1))
+		return ws_fail(err, -EPROTO, "%s gave trainer %u op ids beyond %u", name,
+			       trainer->rank, OP_ID_MAX);
+	return 0;
+}
+
+static int answer_take(struct ws_trainer *trainer, struct pair *pair,
+		       const struct member_event *event, struct ws_error *err)
+{
+	struct pair_frame frame;
+
+	int rc = pair_decode(&frame, &trainer->wire.arena, event->body, event->body_bytes, err);
+	if (rc == 0)
+		rc = answer_check(trainer, pair, &frame, err);
+	if (rc == 0)
+		rc = engine_peer_connect(trainer->engine, pair->peer, frame.address,
+					 frame.address_bytes, err);
+	if (rc == 0)
+		rc = engine_peer_regions(trainer->engine, pair->peer, frame.regions,
+					 frame.regions_bytes, err);
+	if (rc != 0)
+		return rc;
+	pair->op_id_base = frame.op_id_base;
+	pair->receive_base = frame.receive_base;
+	pair->ring_region = frame.ring_region;
+	pair->slot_count = frame.slot_count;
+	memcpy(pair->slot_offset, frame.slot_offset, sizeof(pair->slot_offset));
+	pair->rows = frame.rows;
+	pair->row_count = frame.row_count;
+	pair->answered = true;
+	return 0;
+}
+
+void wire_answer(struct ws_trainer *trainer, const struct member_event *event)
+{
+	struct wire *wire = &trainer->wire;
+	struct ws_error err = {0};
+
+	if (wire->state != WIRE_PAIRING || event->generation != wire->generation ||
+	    !event->answer || event->from >= wire->member_count ||
+	    wire->pair_of_member[event->from] == UINT32_MAX)
+		return;
+	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
+	if (pair->answered)
+		return;
+	int rc = answer_take(trainer, pair, event, &err);
+	if (rc != 0) {
+		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
+		wire_fail(trainer, &err);
+		return;
+	}
+	wire->answered_count++;
+	if (wire->answered_count == wire->pair_count)
+		wire_done(trainer);
+}
+
+/* ---------------------------------------------------------------- the end */
+
+void wire_close(struct ws_trainer *trainer, uint64_t until_ns)
+{
+	struct engine_event dropped[16];
+	struct ws_error err;
+	bool closed;
+
+	if (trainer->engine == NULL)
+		return;
+	wire_shut(trainer);
+	while (engine_fence(trainer->engine, &closed, &err) == -EAGAIN && clock_ns() < until_ns) {
+		(void)engine_step(trainer->engine, dropped, (int)ARRAY_SIZE(dropped));
+		engine_wait(trainer->engine, -1, -1, MIN(until_ns, clock_ns() + 5000000u));
+	}
+}
+
+void wire_release(struct ws_trainer *trainer)
+{
+	arena_release(&trainer->wire.arena_before);
+	arena_release(&trainer->wire.arena);
+	memset(&trainer->wire, 0, sizeof(trainer->wire));
+}
