@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Geometry: for each pair of patterns that meet in a unit, once.  The trainers' boxes become
+ * disjoint cells, each with the set of ranks that hold all of it; each target box is cut by
+ * the cells into atoms, and their volumes prove that it is covered exactly once.
+ */
+#include <stdio.h>
+
+#include "planner/plan_internal.h"
+
+/* What exists while one geometry is made. */
+struct making {
+	struct planning *planning;
+	struct geometry *geometry;
+	struct vec cells;    /* of struct cell */
+	struct vec ends;     /* of uint64_t: the highest end on dim 0 of cells[0..i] */
+	struct vec atoms;    /* of struct atom */
+	struct vec holders;  /* of struct holder */
+	struct vec boxes[2]; /* of struct box: what is left to place, this round and the next */
+	const struct entry **sorted; /* owned */
+	enum ws_dtype wanted;
+	bool bad_cast;
+};
+
+static void making_release(struct making *making)
+{
+	vec_release(&making->cells);
+	vec_release(&making->ends);
+	vec_release(&making->atoms);
+	vec_release(&making->holders);
+	vec_release(&making->boxes[0]);
+	vec_release(&making->boxes[1]);
+	mem_free(making->sorted);
+}
+
+/* The set of these ranks (ascending), made when new. */
+static int set_intern(struct planning *planning, const struct holder *holders, uint32_t count,
+		      uint32_t *index_out)
+{
+	uint64_t hash = mix64(count + 1ull);
+	uint32_t index;
+
+	for (uint32_t i = 0; i < count; i++)
+		hash = mix64(hash * 31 + holders[i].rank);
+	/* Ends: there are finitely many sets. */
+	while ((index = idmap_get(&planning->set_map, hash)) != NONE) {
+		const struct holder_set *set = planning_set(planning, index);
+		bool same = set->count == count;
+		for (uint32_t i = 0; same && i < count; i++)
+			same = set->ranks[i] == holders[i].rank;
+		*index_out = index;
+		if (same)
+			return 0;
+		hash++;
+	}
+	uint32_t *ranks = arena_array(&planning->arena, count, sizeof(*ranks));
+	struct holder_set *set = vec_add(&planning->sets, sizeof(*set));
+	*index_out = (uint32_t)planning->sets.count - 1;
+	if (ranks == NULL || set == NULL || idmap_put(&planning->set_map, hash, *index_out) != 0)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < count; i++)
+		ranks[i] = holders[i].rank;
+	*set = (struct holder_set){.count = count, .ranks = ranks};
+	return 0;
+}
+
+static uint64_t box_end(const struct box *box)
+{
+	return box->dim_count == 0 ? 1 : box->offset[0] + box->extent[0];
+}
+
+static uint64_t box_begin(const struct box *box)
+{
+	return box->dim_count == 0 ? 0 : box->offset[0];
+}
+
+static int cell_add(struct making *making, const struct cell *like, const struct box *box)
+{
+	uint64_t before = 0;
+	struct cell *cell = vec_add(&making->cells, sizeof(*cell));
+
+	if (making->ends.count > 0)
+		before = ((uint64_t *)making->ends.items)[making->ends.count - 1];
+	uint64_t *end = vec_add(&making->ends, sizeof(*end));
+	if (cell == NULL || end == NULL)
+		return -ENOMEM;
+	*cell = *like;
+	cell->box = *box;
+	*end = MAX(before, box_end(box));
+	return 0;
+}
+
+/* Takes one cell out of all boxes that are left. */
+static int boxes_subtract(struct making *making, const struct box *hole)
+{
+	struct box pieces[2 * BOX_DIM_MAX], common;
+	const struct box *boxes = making->boxes[0].items;
+
+	making->boxes[1].count = 0;
+	for (size_t i = 0; i < making->boxes[0].count; i++) {
+		uint32_t count = 1;
+		if (box_intersect(&boxes[i], hole, &common))
+			count = box_subtract(&boxes[i], hole, pieces);
+		else
+			pieces[0] = boxes[i];
+		for (uint32_t p = 0; p < count; p++) {
+			struct box *left = vec_add(&making->boxes[1], sizeof(*left));
+			if (left == NULL)
+				return -ENOMEM;
+			*left = pieces[p];
+		}
+	}
+	struct vec swap = making->boxes[0];
+	making->boxes[0] = making->boxes[1];
+	making->boxes[1] = swap;
+	return 0;
+}
+
+/* What of the box no cell covers yet goes to boxes[0]. */
+static int boxes_uncovered(struct making *making, const struct box *box)
+{
+	const struct cell *cells = making->cells.items;
+	const uint64_t *ends = making->ends.items;
+	struct box common;
+
+	making->boxes[0].count = 0;
+	struct box *first = vec_add(&making->boxes[0], sizeof(*first));
+	if (first == NULL)
+		return -ENOMEM;
+	*first = *box;
+	for (size_t i = making->cells.count; i > 0 && ends[i - 1] > box_begin(box); i--) {
+		if (!box_intersect(&cells[i - 1].box, box, &common))
+			continue;
+		int rc = boxes_subtract(making, &cells[i - 1].box);
+		if (rc != 0 || making->boxes[0].count == 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Those that need no cast come first, so that they win where boxes overlap. */
+static int entry_order(const void *a, const void *b, void *arg)
+{
+	const struct entry *x = *(const struct entry *const *)a,
+			   *y = *(const struct entry *const *)b;
+	enum ws_dtype wanted = ((const struct making *)arg)->wanted;
+
+	if (x->dtype != y->dtype) {
+		if (x->dtype == wanted || y->dtype == wanted)
+			return x->dtype == wanted ? -1 : 1;
+		return x->dtype < y->dtype ? -1 : 1;
+	}
+	int order = box_compare(&x->box, &y->box);
+	if (order != 0)
+		return order;
+	if (x->rank != y->rank)
+		return x->rank < y->rank ? -1 : 1;
+	return x->nth < y->nth ? -1 : x->nth > y->nth;
+}
+
+/* Entries [first, end) are of one box: its holders, and a cell for what is uncovered of it. */
+static int cells_of_box(struct making *making, size_t first, size_t end)
+{
+	struct planning *planning = making->planning;
+	const struct entry *entry = making->sorted[first];
+	struct cell cell = {.dtype = entry->dtype};
+	int rc = boxes_uncovered(making, &entry->box);
+
+	if (rc != 0 || making->boxes[0].count == 0)
+		return rc;
+	making->holders.count = 0;
+	for (size_t i = first; i < end; i++) {
+		if (i > first && making->sorted[i]->rank == making->sorted[i - 1]->rank)
+			continue;
+		struct holder *holder = vec_add(&making->holders, sizeof(*holder));
+		if (holder == NULL)
+			return -ENOMEM;
+		*holder = (struct holder){making->sorted[i]->rank, making->sorted[i]->nth};
+	}
+	rc = set_intern(planning, making->holders.items, (uint32_t)making->holders.count,
+			&cell.set);
+	struct holder *holders =
+		arena_array(&planning->arena, making->holders.count, sizeof(*holders));
+	if (rc != 0 || holders == NULL)
+		return -ENOMEM;
+	memcpy(holders, making->holders.items, making->holders.count * sizeof(*holders));
+	cell.holders = holders;
+	for (size_t i = 0; rc == 0 && i < making->boxes[0].count; i++)
+		rc = cell_add(making, &cell, (const struct box *)making->boxes[0].items + i);
+	return rc;
+}
+
+static int cell_order(const void *a, const void *b)
+{
+	return box_compare(&((const struct cell *)a)->box, &((const struct cell *)b)->box);
+}
+
+static int cells_make(struct making *making, const struct pattern *source)
+{
+	int rc = 0;
+
+	making->sorted = mem_alloc(source->entry_count * sizeof(*making->sorted));
+	if (making->sorted == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < source->entry_count; i++)
+		making->sorted[i] = &source->entries[i];
+	qsort_r(making->sorted, source->entry_count, sizeof(*making->sorted), entry_order, making);
+	for (size_t i = 0, end; rc == 0 && i < source->entry_count; i = end) {
+		const struct entry *entry = making->sorted[i];
+		for (end = i + 1; end < source->entry_count; end++)
+			if (making->sorted[end]->dtype != entry->dtype ||
+			    box_compare(&making->sorted[end]->box, &entry->box) != 0)
+				break;
+		rc = cells_of_box(making, i, end);
+	}
+	if (rc != 0)
+		return rc;
+	struct cell *cells = making->cells.items;
+	uint64_t *ends = making->ends.items, highest = 0;
+	if (making->cells.count > 0)
+		qsort(cells, making->cells.count, sizeof(*cells), cell_order);
+	for (size_t i = 0; i < making->cells.count; i++)
+		ends[i] = highest = MAX(highest, box_end(&cells[i].box));
+	return 0;
+}
+
+/* "rollout rank 1's 'model.norm.weight'" */
+static int target_text(struct planning *planning, uint32_t unit, uint32_t rank, uint32_t nth,
+		       char *out, size_t bytes, struct ws_error *err)
+{
+	const struct side_index *side = &planning->sides[SIDE_ROLLOUT];
+	struct arena arena = {0};
+	struct rank_params params = {0};
+	const struct holding *holdings;
+	uint32_t count;
+	int rc = match_holdings(planning, SIDE_ROLLOUT, rank, unit, &holdings, &count, err);
+
+	if (rc == 0)
+		rc = manifest_params(side->manifest, rank, &arena, &params, err);
+	if (rc == 0)
+		snprintf(out, bytes, "rollout rank %" PRIu32 "'s '%s'", rank,
+			 params.params[holdings[nth].param].name);
+	arena_release(&arena);
+	return rc;
+}
+
+/* How many more units share the fault: "" or " (and 47 more tensors alike)". */
+static const char *alike_text(const struct geometry *geometry, char *out, size_t bytes)
+{
+	out[0] = '\0';
+	if (geometry->unit_count > 1)
+		snprintf(out, bytes, " (and of %" PRIu32 " more tensors alike)",
+			 geometry->unit_count - 1);
+	return out;
+}
+
+static int tell_missing(struct making *making, const struct entry *entry, struct ws_error *err)
+{
+	struct planning *planning = making->planning;
+	char name[256], target[512], box[160], alike[64];
+	int rc = boxes_uncovered(making, &entry->box);
+
+	if (rc != 0)
+		return plan_no_memory(err);
+	assert(making->boxes[0].count > 0);
+	rc = target_text(planning, making->geometry->unit, entry->rank, entry->nth, target,
+			 sizeof(target), err);
+	if (rc != 0)
+		return rc;
+	match_unit_name(planning, making->geometry->unit, name, sizeof(name));
+	findings_add(planning->findings, "missing", name,
+		     "%s needs %s of '%s'%s, which no trainer rank holds", target,
+		     box_text(making->boxes[0].items, box, sizeof(box)), name,
+		     alike_text(making->geometry, alike, sizeof(alike)));
+	return 0;
+}
+
+/* The casts that lib/convert does; floor 2 may not ask it. */
+static bool castable(enum ws_dtype from, enum ws_dtype to)
+{
+	return (from == WS_F32 || from == WS_BF16 || from == WS_F16) &&
+	       (to == WS_F32 || to == WS_BF16 || to == WS_F16);
+}
+
+static int check_dtype(struct making *making, enum ws_dtype from, const struct entry *entry,
+		       struct ws_error *err)
+{
+	struct planning *planning = making->planning;
+	char name[256], target[512], alike[64];
+
+	if (from == entry->dtype || making->bad_cast)
+		return 0;
+	bool declared = manifest_casts(planning->sides[SIDE_ROLLOUT].manifest, from, entry->dtype);
+	if (declared && castable(from, entry->dtype))
+		return 0;
+	making->bad_cast = true; /* once a geometry */
+	int rc = target_text(planning, making->geometry->unit, entry->rank, entry->nth, target,
+			     sizeof(target), err);
+	if (rc != 0)
+		return rc;
+	match_unit_name(planning, making->geometry->unit, name, sizeof(name));
+	const char *have = ws_dtype_name(from), *want = ws_dtype_name(entry->dtype);
+	alike_text(making->geometry, alike, sizeof(alike));
+	if (declared)
+		findings_add(planning->findings, "dtype", name,
+			     "%s is %s and the trainer's '%s'%s is %s: only "
+			     "f32, bf16 and f16 are cast to each other",
+			     target, want, name, alike, have);
+	else
+		findings_add(planning->findings, "dtype", name,
+			     "%s is %s and the trainer's '%s'%s is %s: declare "
+			     "the cast %s:%s in the rollout's manifest",
+			     target, want, name, alike, have, have, want);
+	return 0;
+}
+
+static int atoms_of_entry(struct making *making, const struct entry *entry, struct ws_error *err)
+{
+	const struct cell *cells = making->cells.items;
+	const uint64_t *ends = making->ends.items;
+	size_t lo = 0, hi = making->cells.count;
+	uint64_t covered = 0;
+	struct box common;
+
+	while (lo < hi) {
+		size_t middle = (lo + hi) / 2;
+		if (ends[middle] <= box_begin(&entry->box))
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	for (; lo < making->cells.count && box_begin(&cells[lo].box) < box_end(&entry->box); lo++) {
+		if (!box_intersect(&cells[lo].box, &entry->box, &common))
+			continue;
+		struct atom *atom = vec_add(&making->atoms, sizeof(*atom));
+		if (atom == NULL)
+			return plan_no_memory(err);
+		uint64_t volume = box_volume(&common);
+		covered += volume;
+		*atom = (struct atom){.box = common,
+				      .cell = (uint32_t)lo,
+				      .target = entry->rank,
+				      .nth = entry->nth,
+				      .set = cells[lo].set,
+				      .dtype = entry->dtype,
+				      .order = (uint32_t)making->atoms.count,
+				      .bytes = volume * ws_dtype_bytes(entry->dtype)};
+		int rc = check_dtype(making, cells[lo].dtype, entry, err);
+		if (rc != 0)
+			return rc;
+	}
+	return covered == box_volume(&entry->box) ? 0 : tell_missing(making, entry, err);
+}
+
+static int atom_order(const void *a, const void *b)
+{
+	const struct atom *x = a, *y = b;
+
+	if (x->target != y->target)
+		return x->target < y->target ? -1 : 1;
+	if (x->set != y->set)
+		return x->set < y->set ? -1 : 1;
+	return x->order < y->order ? -1 : x->order > y->order;
+}
+
+/* Cuts the sorted atoms into flows. */
+static int flows_make(struct making *making)
+{
+	struct planning *planning = making->planning;
+	struct geometry *geometry = making->geometry;
+	uint32_t count = (uint32_t)making->atoms.count, flow_count = 0;
+	struct atom *atoms = arena_array(&planning->arena, count, sizeof(*atoms));
+	struct cell *cells = arena_array(&planning->arena, making->cells.count, sizeof(*cells));
+
+	if (atoms == NULL || cells == NULL)
+		return -ENOMEM;
+	if (making->cells.count > 0)
+		memcpy(cells, making->cells.items, making->cells.count * sizeof(*cells));
+	if (count > 0)
+		memcpy(atoms, making->atoms.items, count * sizeof(*atoms));
+	qsort(atoms, count, sizeof(*atoms), atom_order);
+	for (uint32_t i = 0; i < count; i++)
+		if (i == 0 || atoms[i].target != atoms[i - 1].target ||
+		    atoms[i].set != atoms[i - 1].set)
+			flow_count++;
+	struct flow *flow = arena_array(&planning->arena, flow_count, sizeof(*flow));
+	if (flow == NULL)
+		return -ENOMEM;
+	geometry->cells = cells;
+	geometry->cell_count = (uint32_t)making->cells.count;
+	geometry->atoms = atoms;
+	geometry->atom_count = count;
+	geometry->flows = flow;
+	geometry->flow_count = flow_count;
+	for (uint32_t i = 0; i < count; i++) {
+		if (i > 0 &&
+		    (atoms[i].target != atoms[i - 1].target || atoms[i].set != atoms[i - 1].set))
+			flow++;
+		if (flow->atom_count++ == 0) {
+			flow->atom_first = i;
+			flow->set = atoms[i].set;
+			flow->target = atoms[i].target;
+		}
+		atoms[i].before = flow->bytes;
+		flow->bytes += atoms[i].bytes;
+		geometry->bytes += atoms[i].bytes;
+	}
+	return 0;
+}
+
+static int geometry_fill(struct planning *planning, struct geometry *geometry, struct ws_error *err)
+{
+	static const struct pattern nobody;
+	const struct pattern *source = &nobody, *target;
+	struct making making = {.planning = planning, .geometry = geometry};
+	int rc = 0;
+
+	target = side_pattern(&planning->sides[SIDE_ROLLOUT], geometry->target_pattern);
+	if (geometry->source_pattern != NONE)
+		source = side_pattern(&planning->sides[SIDE_TRAINER], geometry->source_pattern);
+	making.wanted = target->entries[0].dtype;
+	if (cells_make(&making, source) != 0)
+		rc = plan_no_memory(err);
+	for (uint32_t i = 0; rc == 0 && i < target->entry_count; i++)
+		rc = atoms_of_entry(&making, &target->entries[i], err);
+	if (rc == 0 && flows_make(&making) != 0)
+		rc = plan_no_memory(err);
+	making_release(&making);
+	return rc;
+}
+
+int geometry_make(struct planning *planning, struct ws_error *err)
+{
+	const struct side_index *sides = planning->sides;
+	struct idmap map = {0};
+	int rc = 0;
+
+	planning->unit_geometry =
+		arena_array(&planning->arena, planning->unit_count, sizeof(uint32_t));
+	if (planning->unit_geometry == NULL)
+		return plan_no_memory(err);
+	for (uint32_t unit = 0; rc == 0 && unit < planning->unit_count; unit++) {
+		uint32_t source = sides[SIDE_TRAINER].unit_pattern[unit];
+		uint32_t target = sides[SIDE_ROLLOUT].unit_pattern[unit];
+		planning->unit_geometry[unit] = NONE;
+		if (target == NONE)
+			continue;
+		uint64_t key = (uint64_t)source << 32 | target;
+		uint32_t index = idmap_get(&map, key);
+		if (index == NONE) {
+			index = (uint32_t)planning->geometries.count;
+			struct geometry *geometry =
+				vec_add(&planning->geometries, sizeof(*geometry));
+			if (geometry == NULL || idmap_put(&map, key, index) != 0) {
+				rc = plan_no_memory(err);
+				break;
+			}
+			*geometry = (struct geometry){
+				.source_pattern = source, .target_pattern = target, .unit = unit};
+		}
+		planning_geometry(planning, index)->unit_count++;
+		planning->unit_geometry[unit] = index;
+	}
+	for (size_t i = 0; rc == 0 && i < planning->geometries.count; i++)
+		rc = geometry_fill(planning, planning_geometry(planning, (uint32_t)i), err);
+	idmap_release(&map);
+	return rc;
+}
+
+static bool set_has(const struct holder_set *set, uint32_t rank)
+{
+	for (uint32_t i = 0; i < set->count; i++)
+		if (set->ranks[i] == rank)
+			return true;
+	return false;
+}
+
+int geometry_own(struct planning *planning, struct ws_error *err)
+{
+	const struct plan *plan = planning->plan;
+	bool all = plan->self == PLAN_ALL, sends = !all && plan->self < plan->trainer_count;
+	uint32_t rank = all	? 0
+			: sends ? plan->self
+				: (plan->self - plan->trainer_count) % plan->rollout_count;
+
+	for (size_t i = 0; i < planning->geometries.count; i++) {
+		struct geometry *geometry = planning_geometry(planning, (uint32_t)i);
+		geometry->own =
+			arena_array(&planning->arena, geometry->flow_count, sizeof(uint32_t));
+		if (geometry->own == NULL)
+			return plan_no_memory(err);
+		for (uint32_t f = 0; f < geometry->flow_count; f++) {
+			const struct flow *flow = &geometry->flows[f];
+			if (all || (sends ? set_has(planning_set(planning, flow->set), rank)
+					  : flow->target == rank))
+				geometry->own[geometry->own_count++] = f;
+		}
+	}
+	return 0;
+}

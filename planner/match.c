@@ -1,0 +1,526 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Matching: the canonical tensors of both manifests become units (one tensor of one layer and
+ * expert), and each side's holdings of a unit become a pattern that equal units share.  A
+ * walk through what a rank holds is arithmetic over the manifest's forms; nothing is searched.
+ */
+#include <ctype.h>
+#include <stdio.h>
+
+#include "planner/plan_internal.h"
+
+#define NUMBER_DIGITS_MAX 9
+
+static bool is_number(const char *text, size_t bytes)
+{
+	if (bytes == 0 || bytes > NUMBER_DIGITS_MAX)
+		return false;
+	for (size_t i = 0; i < bytes; i++)
+		if (!isdigit((unsigned char)text[i]))
+			return false;
+	return bytes == 1 || text[0] != '0';
+}
+
+/*
+ * The name with its first two numbers read as layer and expert where it has no {L} or {E}:
+ * an explicit row's "model.layers.3.x" is the unit that a rule's "model.layers.{L}.x" means.
+ */
+static char *name_key(struct arena *arena, const struct tensor_rule *rule,
+		      struct tensor_place *place)
+{
+	bool has_layer = strstr(rule->name, "{L}") != NULL;
+	bool has_expert = strstr(rule->name, "{E}") != NULL;
+	size_t bytes = strlen(rule->name);
+	char *key = arena_alloc(arena, bytes + 2 * sizeof("{L}"));
+
+	place->layer = has_layer ? FROM_PARAM : -1;
+	place->expert = has_expert ? FROM_PARAM : -1;
+	if (key == NULL)
+		return NULL;
+	char *out = key;
+	for (const char *at = rule->name; at <= rule->name + bytes;) {
+		size_t part = strcspn(at, ".");
+		if (is_number(at, part) && (!has_layer || !has_expert)) {
+			int32_t number = (int32_t)strtol(at, NULL, 10);
+			memcpy(out, has_layer ? "{E}" : "{L}", 3);
+			out += 3;
+			if (has_layer)
+				place->expert = number;
+			else
+				place->layer = number;
+			has_expert = has_expert || has_layer;
+			has_layer = true;
+		} else {
+			memcpy(out, at, part);
+			out += part;
+		}
+		*out++ = at[part];
+		at += part + 1;
+	}
+	return key;
+}
+
+static struct family *family_find(struct planning *planning, const char *key, uint32_t *index_out)
+{
+	struct family *families = planning->families.items;
+	uint64_t hash = digest_bytes(key, strlen(key), 0);
+	uint32_t index;
+
+	/* Ends: there are finitely many families. */
+	while ((index = idmap_get(&planning->family_map, hash)) != NONE) {
+		*index_out = index;
+		if (strcmp(families[index].key, key) == 0)
+			return &families[index];
+		hash++;
+	}
+	struct family *family = vec_add(&planning->families, sizeof(*family));
+	*index_out = (uint32_t)planning->families.count - 1;
+	if (family == NULL || idmap_put(&planning->family_map, hash, *index_out) != 0)
+		return NULL;
+	*family = (struct family){.key = key,
+				  .layer_lo = INT32_MAX,
+				  .layer_hi = INT32_MIN,
+				  .expert_lo = INT32_MAX,
+				  .expert_hi = INT32_MIN};
+	return family;
+}
+
+/* The range of layers (or experts) that a rule spans, also where its name fixes one or has none. */
+static void place_range(int32_t fixed, int32_t rule_lo, int32_t rule_hi, int32_t *lo, int32_t *hi)
+{
+	*lo = fixed == FROM_PARAM ? rule_lo : fixed;
+	*hi = fixed == FROM_PARAM ? rule_hi : fixed + 1;
+}
+
+static int families_make(struct planning *planning, struct side_index *side, struct ws_error *err)
+{
+	uint32_t count = manifest_tensor_count(side->manifest);
+
+	side->tensors = arena_array(&planning->arena, count, sizeof(*side->tensors));
+	if (side->tensors == NULL)
+		return plan_no_memory(err);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct tensor_rule *rule = manifest_tensor(side->manifest, i);
+		struct tensor_place *place = &side->tensors[i];
+		const char *key = name_key(&planning->arena, rule, place);
+		struct family *family =
+			key == NULL ? NULL : family_find(planning, key, &place->family);
+		int32_t lo, hi;
+		if (family == NULL)
+			return plan_no_memory(err);
+		place_range(place->layer, rule->layer_lo, rule->layer_hi, &lo, &hi);
+		family->layer_lo = MIN(family->layer_lo, lo);
+		family->layer_hi = MAX(family->layer_hi, hi);
+		place_range(place->expert, rule->expert_lo, rule->expert_hi, &lo, &hi);
+		family->expert_lo = MIN(family->expert_lo, lo);
+		family->expert_hi = MAX(family->expert_hi, hi);
+	}
+	return 0;
+}
+
+static int units_number(struct planning *planning, struct ws_error *err)
+{
+	struct family *families = planning->families.items;
+	uint64_t count = 0;
+
+	for (size_t i = 0; i < planning->families.count; i++) {
+		struct family *family = &families[i];
+		int64_t layers = MAX(0, (int64_t)family->layer_hi - family->layer_lo);
+		int64_t experts = MAX(0, (int64_t)family->expert_hi - family->expert_lo);
+		family->unit_first = (uint32_t)count;
+		if (layers > UNITS_MAX || experts > UNITS_MAX)
+			count = UNITS_MAX + 1ull;
+		else
+			count += (uint64_t)layers * (uint64_t)experts;
+		if (count > UNITS_MAX)
+			return ws_fail(err, -ENOSPC,
+				       "'%s' spans more layers and experts than the planner's "
+				       "limit of %u tensors",
+				       family->key, UNITS_MAX);
+	}
+	planning->unit_count = (uint32_t)count;
+	return 0;
+}
+
+/* NONE where the layer or the expert is beyond what the family's rules span. */
+static uint32_t family_unit(const struct family *family, int32_t layer, int32_t expert)
+{
+	if (layer < family->layer_lo || layer >= family->layer_hi || expert < family->expert_lo ||
+	    expert >= family->expert_hi)
+		return NONE;
+	uint32_t experts = (uint32_t)(family->expert_hi - family->expert_lo);
+	return family->unit_first + (uint32_t)(layer - family->layer_lo) * experts +
+	       (uint32_t)(expert - family->expert_lo);
+}
+
+const struct family *match_unit(const struct planning *planning, uint32_t unit, int32_t *layer,
+				int32_t *expert)
+{
+	const struct family *families = planning->families.items;
+	size_t lo = 0, hi = planning->families.count;
+
+	while (hi - lo > 1) {
+		size_t middle = (lo + hi) / 2;
+		if (families[middle].unit_first <= unit)
+			lo = middle;
+		else
+			hi = middle;
+	}
+	uint32_t experts = (uint32_t)(families[lo].expert_hi - families[lo].expert_lo);
+	uint32_t index = unit - families[lo].unit_first;
+	*layer = families[lo].layer_lo + (int32_t)(index / experts);
+	*expert = families[lo].expert_lo + (int32_t)(index % experts);
+	return &families[lo];
+}
+
+const char *match_unit_name(const struct planning *planning, uint32_t unit, char *out, size_t bytes)
+{
+	int32_t layer, expert;
+	const struct family *family = match_unit(planning, unit, &layer, &expert);
+	struct tensor_rule rule = {.name = family->key};
+
+	tensor_name(&rule, layer, expert, out, bytes);
+	return out;
+}
+
+/* Which rule names each unit on this side. */
+static int unit_tensors_make(struct planning *planning, struct side_index *side,
+			     struct ws_error *err)
+{
+	const struct family *families = planning->families.items;
+	uint32_t count = manifest_tensor_count(side->manifest);
+
+	side->unit_tensor = arena_array(&planning->arena, planning->unit_count, sizeof(uint32_t));
+	side->unit_pattern = arena_array(&planning->arena, planning->unit_count, sizeof(uint32_t));
+	side->ranks = arena_array(&planning->arena, side->world, sizeof(*side->ranks));
+	if (side->unit_tensor == NULL || side->unit_pattern == NULL || side->ranks == NULL)
+		return plan_no_memory(err);
+	memset(side->unit_tensor, 0xff, planning->unit_count * sizeof(uint32_t));
+	memset(side->unit_pattern, 0xff, planning->unit_count * sizeof(uint32_t));
+	for (uint32_t i = 0; i < count; i++) {
+		const struct tensor_rule *rule = manifest_tensor(side->manifest, i);
+		const struct tensor_place *place = &side->tensors[i];
+		int32_t layer_lo, layer_hi, expert_lo, expert_hi;
+		place_range(place->layer, rule->layer_lo, rule->layer_hi, &layer_lo, &layer_hi);
+		place_range(place->expert, rule->expert_lo, rule->expert_hi, &expert_lo,
+			    &expert_hi);
+		for (int32_t layer = layer_lo; layer < layer_hi; layer++)
+			for (int32_t expert = expert_lo; expert < expert_hi; expert++)
+				side->unit_tensor[family_unit(&families[place->family], layer,
+							      expert)] = i;
+	}
+	return 0;
+}
+
+/* What one rule's param contributes: each piece of its form at one layer and expert. */
+struct walk {
+	struct planning *planning;
+	const struct side_index *side;
+	visit_fn *visit;
+	void *arg;
+	struct ws_error *err;
+	uint32_t rank, param;
+	struct vec hashes; /* of uint64_t: by piece of the form at hand */
+};
+
+static int walk_hashes(struct walk *walk, const struct form *form, enum ws_dtype dtype)
+{
+	walk->hashes.count = 0;
+	for (uint32_t i = 0; i < form->piece_count; i++) {
+		const struct piece *piece = &form->pieces[i];
+		uint64_t *hash = vec_add(&walk->hashes, sizeof(*hash));
+		if (hash == NULL)
+			return plan_no_memory(walk->err);
+		*hash = mix64(((uint64_t)dtype << 8 | piece->dim_count) + 0x9e3779b97f4a7c15ull);
+		for (uint32_t d = 0; d < piece->dim_count; d++) {
+			*hash = mix64(*hash * 31 + piece->offset[d]);
+			*hash = mix64(*hash * 37 + piece->extent[d]);
+		}
+	}
+	return 0;
+}
+
+static int walk_param(struct walk *walk, struct param *param)
+{
+	const struct manifest *manifest = walk->side->manifest;
+	const struct family *families = walk->planning->families.items;
+	struct visit visit = {.rank = walk->rank, .param = walk->param, .dtype = param->dtype};
+
+	for (uint32_t i = 0; i < param->form->piece_count; i++) {
+		const struct piece *piece = &param->form->pieces[i];
+		const struct tensor_place *place = &walk->side->tensors[piece->tensor];
+		int32_t layer = place->layer == FROM_PARAM ? param->layer : place->layer;
+		int32_t expert = place->expert;
+		if (expert == FROM_PARAM)
+			expert = piece->slot < 0
+					 ? param->expert
+					 : param_expert(manifest, walk->rank, param, piece->slot);
+		visit.unit = family_unit(&families[place->family], layer, expert);
+		if (visit.unit == NONE)
+			return ws_fail(walk->err, -EINVAL,
+				       "the %s's '%s' at rank %" PRIu32 " reads layer %" PRId32
+				       ", expert %" PRId32
+				       " of '%s', which its manifest doesn't have",
+				       walk->side->who, manifest_rule(manifest, param->rule)->name,
+				       walk->rank, layer, expert, families[place->family].key);
+		visit.param_begins = i == 0;
+		visit.piece = piece;
+		visit.box_hash = ((const uint64_t *)walk->hashes.items)[i];
+		int rc = walk->visit(walk->arg, &visit);
+		if (rc != 0)
+			return rc == -ENOMEM ? plan_no_memory(walk->err) : rc;
+	}
+	walk->param++;
+	return 0;
+}
+
+static int walk_rule(struct walk *walk, uint32_t index)
+{
+	const struct manifest *manifest = walk->side->manifest;
+	const struct param_rule *rule = manifest_rule(manifest, index);
+	const struct form *form = NULL;
+	const int32_t *layers = NULL, *experts = NULL;
+	uint32_t layer_count = manifest_layers(manifest, index, walk->rank, &layers);
+	int rc = 0;
+
+	if (layer_count > 0)
+		rc = manifest_form(manifest, index, walk->rank, &form, walk->err);
+	if (rc != 0 || form == NULL)
+		return rc;
+	rc = walk_hashes(walk, form, rule->dtype);
+	for (uint32_t l = 0; rc == 0 && l < layer_count; l++) {
+		struct param param = {.rule = index,
+				      .layer = layers[l],
+				      .expert = -1,
+				      .slot = -1,
+				      .dtype = rule->dtype,
+				      .form = form};
+		if (!rule->each_expert) {
+			rc = walk_param(walk, &param);
+			continue;
+		}
+		uint32_t count = manifest_experts(manifest, index, walk->rank, layers[l], &experts);
+		for (uint32_t e = 0; rc == 0 && e < count; e++) {
+			param.expert = experts[e];
+			param.slot = (int32_t)e;
+			rc = walk_param(walk, &param);
+		}
+	}
+	return rc;
+}
+
+int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_fn *visit, void *arg,
+	       struct ws_error *err)
+{
+	struct walk walk = {.planning = planning,
+			    .side = &planning->sides[side],
+			    .visit = visit,
+			    .arg = arg,
+			    .err = err,
+			    .rank = rank};
+	uint32_t count = manifest_rule_count(walk.side->manifest);
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		rc = walk_rule(&walk, i);
+	vec_release(&walk.hashes);
+	return rc;
+}
+
+/* First walk: a hash per unit of who holds what; equal hashes are one pattern. */
+struct hash_walk {
+	uint64_t *hash;	 /* by unit */
+	uint32_t *count; /* by unit: holdings */
+};
+
+static int hash_visit(void *arg, const struct visit *visit)
+{
+	struct hash_walk *walk = arg;
+
+	walk->hash[visit->unit] =
+		mix64(walk->hash[visit->unit] * 0x9e3779b97f4a7c15ull + visit->box_hash +
+		      (uint64_t)visit->rank * 0xff51afd7ed558ccdull + 1);
+	walk->count[visit->unit]++;
+	return 0;
+}
+
+static int entry_visit(void *arg, const struct visit *visit)
+{
+	struct side_index *side = arg;
+	uint32_t index = side->unit_pattern[visit->unit];
+	struct pattern *pattern = side_pattern(side, index);
+	const struct piece *piece = visit->piece;
+
+	if (pattern->unit != visit->unit)
+		return 0;
+	struct entry *entry = &pattern->entries[pattern->entry_count];
+	*entry = (struct entry){
+		.rank = visit->rank, .dtype = visit->dtype, .box.dim_count = piece->dim_count};
+	memcpy(entry->box.offset, piece->offset, piece->dim_count * sizeof(uint64_t));
+	memcpy(entry->box.extent, piece->extent, piece->dim_count * sizeof(uint64_t));
+	if (pattern->entry_count > 0 && entry[-1].rank == visit->rank)
+		entry->nth = entry[-1].nth + 1;
+	pattern->entry_count++;
+	return 0;
+}
+
+static int patterns_number(struct planning *planning, struct side_index *side,
+			   const struct hash_walk *walk)
+{
+	struct idmap map = {0};
+	int rc = 0;
+
+	for (uint32_t unit = 0; rc == 0 && unit < planning->unit_count; unit++) {
+		if (walk->count[unit] == 0)
+			continue;
+		uint32_t index = idmap_get(&map, walk->hash[unit]);
+		if (index == NONE) {
+			index = (uint32_t)side->patterns.count;
+			struct pattern *pattern = vec_add(&side->patterns, sizeof(*pattern));
+			rc = pattern == NULL ? -ENOMEM : idmap_put(&map, walk->hash[unit], index);
+			if (rc != 0)
+				break;
+			pattern->unit = unit;
+			pattern->entry_room = walk->count[unit];
+			pattern->entries = arena_array(&planning->arena, walk->count[unit],
+						       sizeof(struct entry));
+			rc = pattern->entries == NULL ? -ENOMEM : 0;
+		}
+		side->unit_pattern[unit] = index;
+	}
+	idmap_release(&map);
+	return rc;
+}
+
+static int patterns_make(struct planning *planning, enum side which, struct ws_error *err)
+{
+	struct side_index *side = &planning->sides[which];
+	struct hash_walk walk = {
+		.hash = mem_alloc((size_t)planning->unit_count * sizeof(uint64_t)),
+		.count = mem_alloc((size_t)planning->unit_count * sizeof(uint32_t)),
+	};
+	int rc = walk.hash == NULL || walk.count == NULL ? plan_no_memory(err) : 0;
+
+	for (uint32_t rank = 0; rc == 0 && rank < side->world; rank++)
+		rc = match_walk(planning, which, rank, hash_visit, &walk, err);
+	if (rc == 0 && patterns_number(planning, side, &walk) != 0)
+		rc = plan_no_memory(err);
+	for (uint32_t rank = 0; rc == 0 && rank < side->world; rank++)
+		rc = match_walk(planning, which, rank, entry_visit, side, err);
+	mem_free(walk.hash);
+	mem_free(walk.count);
+	return rc;
+}
+
+static void shape_text(const struct tensor_rule *rule, char *out, size_t bytes)
+{
+	size_t used = (size_t)snprintf(out, bytes, "[");
+
+	for (uint32_t d = 0; d < rule->dim_count && used < bytes; d++)
+		used += (size_t)snprintf(out + used, bytes - used, "%s%" PRIu64, d == 0 ? "" : ", ",
+					 rule->dim[d]);
+	if (used < bytes)
+		snprintf(out + used, bytes - used, "]");
+}
+
+/* Where both manifests name a tensor that the target holds, they must agree on its shape. */
+static void check_shapes(struct planning *planning)
+{
+	const struct side_index *source = &planning->sides[SIDE_TRAINER];
+	const struct side_index *target = &planning->sides[SIDE_ROLLOUT];
+	uint32_t told_source = NONE, told_target = NONE;
+
+	for (uint32_t unit = 0; unit < planning->unit_count; unit++) {
+		uint32_t s = source->unit_tensor[unit], t = target->unit_tensor[unit];
+		if (s == NONE || t == NONE || target->unit_pattern[unit] == NONE)
+			continue;
+		if (s == told_source && t == told_target)
+			continue;
+		const struct tensor_rule *a = manifest_tensor(source->manifest, s);
+		const struct tensor_rule *b = manifest_tensor(target->manifest, t);
+		if (a->dim_count == b->dim_count &&
+		    memcmp(a->dim, b->dim, a->dim_count * sizeof(a->dim[0])) == 0)
+			continue;
+		char name[256], have[128], want[128];
+		shape_text(a, have, sizeof(have));
+		shape_text(b, want, sizeof(want));
+		match_unit_name(planning, unit, name, sizeof(name));
+		findings_add(planning->findings, "shape", name,
+			     "'%s' is %s in the trainer's manifest and %s in "
+			     "the rollout's: make both from one model",
+			     name, have, want);
+		told_source = s;
+		told_target = t;
+	}
+}
+
+static int holding_order(const void *a, const void *b)
+{
+	const struct holding *x = a, *y = b;
+
+	if (x->unit != y->unit)
+		return x->unit < y->unit ? -1 : 1;
+	return x->order < y->order ? -1 : x->order > y->order;
+}
+
+static int holding_visit(void *arg, const struct visit *visit)
+{
+	struct vec *list = arg;
+	struct holding *holding = vec_add(list, sizeof(*holding));
+
+	if (holding == NULL)
+		return -ENOMEM;
+	*holding = (struct holding){.unit = visit->unit,
+				    .order = (uint32_t)list->count,
+				    .param = visit->param,
+				    .dtype = visit->dtype,
+				    .piece = visit->piece};
+	return 0;
+}
+
+int match_holdings(struct planning *planning, enum side side, uint32_t rank, uint32_t unit,
+		   const struct holding **first_out, uint32_t *count_out, struct ws_error *err)
+{
+	struct rank_holdings *known = &planning->sides[side].ranks[rank];
+
+	if (!known->known) {
+		int rc = match_walk(planning, side, rank, holding_visit, &known->list, err);
+		if (rc != 0)
+			return rc;
+		if (known->list.count > 0)
+			qsort(known->list.items, known->list.count, sizeof(struct holding),
+			      holding_order);
+		known->known = true;
+	}
+	const struct holding *list = known->list.items;
+	size_t lo = 0, hi = known->list.count;
+	while (lo < hi) {
+		size_t middle = (lo + hi) / 2;
+		if (list[middle].unit < unit)
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	*first_out = list + lo;
+	for (*count_out = 0; lo < known->list.count && list[lo].unit == unit; lo++)
+		++*count_out;
+	return 0;
+}
+
+int match_make(struct planning *planning, struct ws_error *err)
+{
+	struct side_index *sides = planning->sides;
+	int rc = 0;
+
+	for (int s = 0; rc == 0 && s < 2; s++)
+		rc = families_make(planning, &sides[s], err);
+	if (rc == 0)
+		rc = units_number(planning, err);
+	for (int s = 0; rc == 0 && s < 2; s++)
+		rc = unit_tensors_make(planning, &sides[s], err);
+	for (int s = 0; rc == 0 && s < 2; s++)
+		rc = patterns_make(planning, (enum side)s, err);
+	if (rc == 0)
+		check_shapes(planning);
+	return rc;
+}

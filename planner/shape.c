@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shape of copies: what one sender sends one receiver in one bucket.  Boxes that lie in one
+ * piece at the target are written straight into the param; those that don't go by runs when these
+ * are large, else through the receiver's ring; small ones share a ring copy.  Both ends run this
+ * over the same boxes in the same order, and the digest covers all that it decides.
+ */
+#include "planner/plan_internal.h"
+
+static uint64_t magnitude(int64_t stride)
+{
+	return stride < 0 ? (uint64_t)0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+static bool dense(const int64_t *stride, const struct plan_part *part, uint64_t element_bytes)
+{
+	uint64_t want = element_bytes;
+
+	for (uint32_t d = part->dim_count; d > 0; d--) {
+		if (part->extent[d - 1] == 1)
+			continue;
+		if (stride[d - 1] < 0 || (uint64_t)stride[d - 1] != want)
+			return false;
+		want *= part->extent[d - 1];
+	}
+	return true;
+}
+
+static void swap_dims(struct plan_part *part, uint32_t a, uint32_t b)
+{
+	uint64_t extent = part->extent[a];
+	int64_t src = part->src_stride[a], dst = part->dst_stride[a];
+
+	part->extent[a] = part->extent[b];
+	part->src_stride[a] = part->src_stride[b];
+	part->dst_stride[a] = part->dst_stride[b];
+	part->extent[b] = extent;
+	part->src_stride[b] = src;
+	part->dst_stride[b] = dst;
+}
+
+void shape_normalize(struct raw *raw)
+{
+	struct plan_part *part = &raw->part;
+	uint32_t count = 0, merged = 0;
+	int64_t from_bytes = (int64_t)ws_dtype_bytes(part->from),
+		to_bytes = (int64_t)ws_dtype_bytes(part->to);
+
+	for (uint32_t d = 0; d < part->dim_count; d++)
+		if (part->extent[d] > 1)
+			swap_dims(part, count++, d);
+	for (uint32_t i = 1; i < count; i++)
+		for (uint32_t j = i;
+		     j > 0 && magnitude(part->dst_stride[j]) > magnitude(part->dst_stride[j - 1]);
+		     j--)
+			swap_dims(part, j, j - 1);
+	for (uint32_t d = 1; d < count; d++) {
+		int64_t extent = (int64_t)part->extent[d];
+		if (part->src_stride[merged] == part->src_stride[d] * extent &&
+		    part->dst_stride[merged] == part->dst_stride[d] * extent) {
+			part->extent[merged] *= part->extent[d];
+			part->src_stride[merged] = part->src_stride[d];
+			part->dst_stride[merged] = part->dst_stride[d];
+		} else {
+			swap_dims(part, ++merged, d);
+		}
+	}
+	part->dim_count = count == 0 ? 1 : merged + 1;
+	if (count == 0) {
+		part->extent[0] = 1;
+		part->src_stride[0] = from_bytes;
+		part->dst_stride[0] = to_bytes;
+	}
+	for (uint32_t d = part->dim_count; d < BOX_DIM_MAX; d++) {
+		part->extent[d] = 0;
+		part->src_stride[d] = part->dst_stride[d] = 0;
+	}
+	raw->cast = part->from != part->to;
+	raw->source_dense = dense(part->src_stride, part, (uint64_t)from_bytes);
+	raw->target_dense = dense(part->dst_stride, part, (uint64_t)to_bytes);
+}
+
+static bool straight(const struct raw *raw)
+{
+	return raw->source_dense && raw->target_dense && !raw->cast;
+}
+
+/* The innermost dims that lie in one piece at the target: their number, *bytes_out together. */
+static uint32_t target_run(const struct plan_part *part, uint64_t *bytes_out)
+{
+	uint64_t bytes = ws_dtype_bytes(part->to);
+	uint32_t dims = 0;
+
+	for (uint32_t d = part->dim_count; d > 0; d--) {
+		if (part->dst_stride[d - 1] < 0 || (uint64_t)part->dst_stride[d - 1] != bytes)
+			break;
+		bytes *= part->extent[d - 1];
+		dims++;
+	}
+	*bytes_out = bytes;
+	return dims;
+}
+
+/* Adjacent straight boxes become one. */
+static int merge_boxes(struct planning *planning, const struct raw *const *raws, uint32_t count)
+{
+	planning->shaped.count = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		if (planning->shaped.count > 0 && straight(raws[i])) {
+			struct raw *last =
+				(struct raw *)planning->shaped.items + planning->shaped.count - 1;
+			const struct plan_part *part = &raws[i]->part;
+			if (straight(last) && last->part.src_param == part->src_param &&
+			    last->part.dst_param == part->dst_param &&
+			    last->part.dst_offset + last->bytes == part->dst_offset &&
+			    last->part.src_offset + last->bytes == part->src_offset &&
+			    last->part.to == part->to) {
+				last->part.extent[0] += part->extent[0];
+				last->part.src_stride[0] = last->part.dst_stride[0] =
+					(int64_t)ws_dtype_bytes(part->to);
+				last->bytes += raws[i]->bytes;
+				continue;
+			}
+		}
+		struct raw *raw = vec_add(&planning->shaped, sizeof(*raw));
+		if (raw == NULL)
+			return -ENOMEM;
+		*raw = *raws[i];
+	}
+	return 0;
+}
+
+/* ---- Emitting. */
+struct emit {
+	struct planning *planning;
+	struct pair_state *state;
+	uint32_t bucket;
+	struct plan_counter *direct; /* valid until the next counter is added */
+	struct segment segment;
+};
+
+static int word_add(struct vec *words, uint64_t value)
+{
+	uint64_t *word = vec_add(words, sizeof(*word));
+
+	if (word == NULL)
+		return -ENOMEM;
+	*word = value;
+	return 0;
+}
+
+static int words_of_part(struct vec *words, const struct plan_part *part)
+{
+	int rc = 0;
+
+	rc |= word_add(words, (uint64_t)part->src_param << 32 | part->dst_param);
+	rc |= word_add(words, (uint64_t)part->dim_count << 32 | (uint64_t)part->from << 16 |
+				      (uint64_t)part->to);
+	rc |= word_add(words, part->src_offset);
+	rc |= word_add(words, part->dst_offset);
+	rc |= word_add(words, part->wire_offset);
+	for (uint32_t d = 0; d < part->dim_count; d++) {
+		rc |= word_add(words, part->extent[d]);
+		rc |= word_add(words, (uint64_t)part->src_stride[d]);
+		rc |= word_add(words, (uint64_t)part->dst_stride[d]);
+	}
+	return rc == 0 ? 0 : -ENOMEM;
+}
+
+static int words_of_copy(struct vec *words, const struct plan_copy *copy,
+			 const struct plan_part *parts)
+{
+	int rc = 0;
+
+	rc |= word_add(words, (uint64_t)copy->bucket << 32 | copy->counter);
+	rc |= word_add(words, copy->bytes);
+	rc |= word_add(words, copy->first_op);
+	rc |= word_add(words, (uint64_t)copy->op_count << 32 | copy->part_count);
+	rc |= word_add(words, (uint64_t)copy->ring);
+	rc |= word_add(words, copy->gather);
+	for (uint32_t i = 0; i < copy->part_count; i++)
+		rc |= words_of_part(words, &parts[i]);
+	return rc == 0 ? 0 : -ENOMEM;
+}
+
+/* Numbers the copy, counts it, adds it to the digest and, for one member's plan, keeps it. */
+static int emit_copy(struct emit *emit, struct plan_copy *copy, const struct plan_part *parts)
+{
+	struct plan *plan = emit->planning->plan;
+	struct plan_pair *pair = &emit->state->pair;
+
+	copy->bucket = emit->bucket;
+	copy->sender = pair->sender;
+	copy->receiver = pair->receiver;
+	copy->first_op = pair->data_op_count;
+	uint64_t ops = ws_op_count(copy->bytes, plan->input.rules.op_bytes);
+	if (ops > UINT32_MAX)
+		return -E2BIG;
+	copy->op_count = (uint32_t)ops;
+	struct plan_counter *counter = emit->direct;
+	if (copy->ring >= 0 || counter == NULL) {
+		counter = vec_add(&emit->state->counters, sizeof(*counter));
+		if (counter == NULL)
+			return -ENOMEM;
+		counter->bucket = emit->bucket;
+		counter->ring = copy->ring;
+		counter->op_count = plan->input.rules.wire_digests ? 1 : 0;
+		pair->counter_count++;
+		emit->direct = copy->ring >= 0 ? NULL : counter;
+	}
+	copy->counter = pair->counter_count - 1;
+	counter->op_count += copy->op_count;
+	counter->bytes += copy->bytes;
+	pair->data_op_count += copy->op_count;
+	pair->bytes += copy->bytes;
+	pair->ring_count += copy->ring >= 0;
+	plan->totals.copies++;
+	if (words_of_copy(&emit->planning->words, copy, parts) != 0)
+		return -ENOMEM;
+	if (plan->self == PLAN_ALL)
+		return 0;
+	struct stored_copy *stored = vec_add(&plan->copies, sizeof(*stored));
+	if (stored == NULL)
+		return -ENOMEM;
+	*stored = (struct stored_copy){.copy = *copy, .part_first = plan->parts.count};
+	for (uint32_t i = 0; i < copy->part_count; i++) {
+		struct plan_part *part = vec_add(&plan->parts, sizeof(*part));
+		if (part == NULL)
+			return -ENOMEM;
+		*part = parts[i];
+	}
+	emit->segment.copy_count++;
+	return 0;
+}
+
+static int emit_direct(struct emit *emit, const struct raw *raw)
+{
+	struct plan_copy copy = {.bytes = raw->bytes,
+				 .gather = !raw->source_dense || raw->cast,
+				 .ring = -1,
+				 .part_count = 1};
+
+	return emit_copy(emit, &copy, &raw->part);
+}
+
+/* A box whose innermost `dims` dims lie in one piece at the target: one copy per such run. */
+static int emit_runs(struct emit *emit, const struct raw *raw, uint32_t dims, uint64_t run_bytes)
+{
+	uint32_t outer = raw->part.dim_count - dims;
+	uint64_t at[BOX_DIM_MAX] = {0};
+	bool more = true;
+
+	/* Ends: at[] counts through the outer extents. */
+	while (more) {
+		struct raw run = *raw;
+		run.bytes = run_bytes;
+		for (uint32_t d = 0; d < outer; d++) {
+			run.part.src_offset += at[d] * (uint64_t)raw->part.src_stride[d];
+			run.part.dst_offset += at[d] * (uint64_t)raw->part.dst_stride[d];
+			run.part.extent[d] = 1;
+		}
+		shape_normalize(&run);
+		int rc = emit_direct(emit, &run);
+		if (rc != 0)
+			return rc;
+		more = false;
+		for (uint32_t d = outer; d > 0 && !more; d--) {
+			more = ++at[d - 1] < raw->part.extent[d - 1];
+			if (!more)
+				at[d - 1] = 0;
+		}
+	}
+	return 0;
+}
+
+static uint64_t part_bytes(const struct plan_part *part)
+{
+	uint64_t bytes = ws_dtype_bytes(part->to);
+
+	for (uint32_t d = 0; d < part->dim_count; d++)
+		bytes *= part->extent[d];
+	return bytes;
+}
+
+/* Cuts a part that is larger than a slot along its outermost dim that can be cut, and adds all. */
+static int ring_add(struct planning *planning, const struct plan_part *part, uint32_t dim)
+{
+	uint64_t slot_bytes = planning->plan->slot_bytes, bytes = part_bytes(part);
+	uint64_t step = part->extent[dim];
+
+	if (bytes <= slot_bytes) {
+		struct plan_part *added = vec_add(&planning->ring, sizeof(*added));
+		if (added == NULL)
+			return -ENOMEM;
+		*added = *part;
+		return 0;
+	}
+	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
+	uint64_t row_bytes = bytes / part->extent[dim];
+	step = MAX(1, slot_bytes / row_bytes);
+	for (uint64_t at = 0; at < part->extent[dim]; at += step) {
+		struct plan_part cut = *part;
+		cut.extent[dim] = MIN(step, part->extent[dim] - at);
+		cut.src_offset += at * (uint64_t)part->src_stride[dim];
+		cut.dst_offset += at * (uint64_t)part->dst_stride[dim];
+		int rc = ring_add(planning, &cut, dim + 1);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+static bool part_gathers(const struct plan_part *part)
+{
+	return part->from != part->to || !dense(part->src_stride, part, ws_dtype_bytes(part->from));
+}
+
+/* Fills ring copies with the parts in their order, as many as a slot holds. */
+static int emit_ring(struct emit *emit)
+{
+	struct planning *planning = emit->planning;
+	struct plan_part *parts = planning->ring.items;
+	size_t count = planning->ring.count;
+
+	for (size_t i = 0, end; i < count; i = end) {
+		uint64_t used = 0;
+		for (end = i; end < count; end++) {
+			uint64_t offset = (used + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN;
+			uint64_t bytes = part_bytes(&parts[end]);
+			if (end > i && offset + bytes > planning->plan->slot_bytes)
+				break;
+			parts[end].wire_offset = offset;
+			used = offset + bytes;
+		}
+		struct plan_copy copy = {.bytes = used,
+					 .ring = emit->state->pair.ring_count,
+					 .part_count = (uint32_t)(end - i)};
+		copy.gather = copy.part_count > 1 || part_gathers(&parts[i]);
+		int rc = emit_copy(emit, &copy, &parts[i]);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Sends what goes straight; what goes through the ring is left in planning->ring. */
+static int emit_straight(struct emit *emit)
+{
+	struct planning *planning = emit->planning;
+	const struct rules *rules = &planning->plan->input.rules;
+	const struct raw *raws = planning->shaped.items;
+	size_t count = planning->shaped.count, small = 0;
+	int rc = 0;
+
+	planning->ring.count = 0;
+	for (size_t i = 0; i < count; i++)
+		small += raws[i].bytes < rules->pack_bytes_max;
+	for (size_t i = 0; rc == 0 && i < count; i++) {
+		uint64_t run_bytes;
+		uint32_t dims = target_run(&raws[i].part, &run_bytes);
+		if (raws[i].bytes < rules->pack_bytes_max && small >= 2)
+			rc = ring_add(planning, &raws[i].part, 0);
+		else if (raws[i].target_dense)
+			rc = emit_direct(emit, &raws[i]);
+		else if (run_bytes >= rules->run_bytes_min)
+			rc = emit_runs(emit, &raws[i], dims, run_bytes);
+		else
+			rc = ring_add(planning, &raws[i].part, 0);
+	}
+	return rc;
+}
+
+static struct pair_state *pair_find(struct planning *planning, uint32_t sender, uint32_t receiver)
+{
+	struct plan *plan = planning->plan;
+	uint64_t key = (uint64_t)sender << 32 | receiver;
+	uint32_t index = idmap_get(&planning->pair_map, key);
+
+	if (index != NONE)
+		return (struct pair_state *)plan->pairs.items + index;
+	struct pair_state *state = vec_add(&plan->pairs, sizeof(*state));
+	if (state == NULL ||
+	    idmap_put(&planning->pair_map, key, (uint32_t)plan->pairs.count - 1) != 0)
+		return NULL;
+	state->pair.sender = sender;
+	state->pair.receiver = receiver;
+	state->chain = plan->digest;
+	return state;
+}
+
+int shape_pair(struct planning *planning, uint32_t bucket, const struct raw *const *raws,
+	       uint32_t count, struct ws_error *err)
+{
+	struct plan *plan = planning->plan;
+	struct emit emit = {.planning = planning, .bucket = bucket};
+
+	emit.state = pair_find(planning, raws[0]->sender, raws[0]->receiver);
+	if (emit.state == NULL || merge_boxes(planning, raws, count) != 0)
+		return plan_no_memory(err);
+	emit.segment.copy_first = plan->copies.count;
+	planning->words.count = 0;
+	int rc = emit_straight(&emit);
+	if (rc == 0)
+		rc = emit_ring(&emit);
+	if (rc == 0 && plan->self != PLAN_ALL) {
+		struct segment *segment = vec_add(&emit.state->segments, sizeof(*segment));
+		if (segment == NULL)
+			return plan_no_memory(err);
+		*segment = emit.segment;
+	}
+	if (rc == -E2BIG)
+		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");
+	if (rc != 0)
+		return plan_no_memory(err);
+	emit.state->chain = digest_bytes(
+		planning->words.items, planning->words.count * sizeof(uint64_t), emit.state->chain);
+	return 0;
+}
+
+void shape_pair_end(struct plan *plan, struct pair_state *state)
+{
+	struct plan_pair *pair = &state->pair;
+	const struct plan_counter *counters = state->counters.items;
+	uint64_t chain = state->chain;
+
+	pair->counters = counters;
+	pair->op_count = pair->data_op_count;
+	if (plan->input.rules.wire_digests)
+		pair->op_count += pair->counter_count;
+	if (pair->ring_count > RING_SLOTS)
+		pair->credit_count = pair->ring_count - RING_SLOTS;
+	for (uint32_t i = 0; i < pair->counter_count; i++) {
+		const uint64_t words[] = {counters[i].bucket, (uint64_t)counters[i].ring,
+					  counters[i].op_count, counters[i].bytes};
+		chain = digest_bytes(words, sizeof(words), chain);
+	}
+	const uint64_t words[] = {pair->sender,	       pair->receiver,	   pair->bytes,
+				  pair->data_op_count, pair->op_count,	   pair->counter_count,
+				  pair->ring_count,    pair->credit_count, RING_SLOTS,
+				  plan->slot_bytes};
+	pair->digest = digest_bytes(words, sizeof(words), chain);
+}
