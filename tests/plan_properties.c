@@ -1,0 +1,636 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The planner's promises on random models and layouts: carrying the plan out on id-coded memory
+ * gives what the oracle of gen.c says, both ends agree on everything, and a plan with one wrong
+ * number doesn't pass the check.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "lib/convert/convert.h"
+#include "planner/plan_internal.h"
+#include "tests/gen.h"
+#include "tests/test.h"
+
+#define SEEDS  40
+#define POISON 0xee
+
+struct world {
+	struct gen gen;
+	struct manifest *manifests[2];
+	struct plan_input input;
+	uint32_t replicas[3];
+	uint32_t trainers, ranks, members;
+	struct plan **plans; /* by member; owned */
+	struct plan *all;
+	struct arena arena;
+	struct rank_params *params; /* by member */
+	uint8_t ***memory;	    /* by member, by param */
+	struct ws_error err;
+};
+
+static void world_parse(struct world *world, enum gen_side side)
+{
+	const char *text = gen_manifest(&world->gen, side);
+	struct findings findings = {.arena = &world->arena};
+	int rc =
+		manifest_parse(&world->manifests[side], text, strlen(text), &findings, &world->err);
+
+	ck_assert_msg(rc == 0, "%s",
+		      findings.first != NULL ? findings.first->text : world->err.text);
+}
+
+/* Small limits, so that every shape of copy occurs in small models. */
+static struct rules random_rules(struct gen *gen, uint32_t trainers)
+{
+	struct rules rules = RULES_DEFAULT;
+	static const uint64_t sizes[] = {1, 64, 512, 4096, 1u << 20};
+
+	rules.op_bytes = 4096;
+	rules.staging_bytes = 1u << 20;
+	rules.recv_staging_bytes = (uint64_t)trainers * 2 * 4096 * (1 + gen_below(gen, 3));
+	rules.run_bytes_min = sizes[gen_below(gen, 5)];
+	rules.pack_bytes_max = sizes[gen_below(gen, 5)];
+	rules.bucket_bytes = gen_below(gen, 2) == 0 ? 0 : 10000;
+	rules.wire_digests = gen_below(gen, 2) == 0;
+	return rules;
+}
+
+static void world_open(struct world *world, uint32_t seed)
+{
+	memset(world, 0, sizeof(*world));
+	gen_open(&world->gen, seed);
+	world_parse(world, GEN_TRAINER);
+	world_parse(world, GEN_ROLLOUT);
+	world->trainers = manifest_world(world->manifests[GEN_TRAINER]);
+	world->ranks = manifest_world(world->manifests[GEN_ROLLOUT]);
+	uint32_t replicas = 1 + gen_below(&world->gen, 3);
+	for (uint32_t i = 0; i < replicas; i++)
+		world->replicas[i] = 2 * i + 1;
+	world->members = world->trainers + replicas * world->ranks;
+	world->input = (struct plan_input){.trainer = world->manifests[GEN_TRAINER],
+					   .rollout = world->manifests[GEN_ROLLOUT],
+					   .replicas = world->replicas,
+					   .replica_count = replicas,
+					   .rules = random_rules(&world->gen, world->trainers)};
+	world->plans = arena_array(&world->arena, world->members, sizeof(*world->plans));
+	for (uint32_t m = 0; m < world->members; m++)
+		ck_ok(plan_make(&world->plans[m], &world->input, m, NULL, &world->err), world->err);
+	ck_ok(plan_make(&world->all, &world->input, PLAN_ALL, NULL, &world->err), world->err);
+}
+
+static void world_close(struct world *world)
+{
+	for (uint32_t m = 0; m < world->members; m++)
+		plan_free(world->plans[m]);
+	plan_free(world->all);
+	manifest_free(world->manifests[0]);
+	manifest_free(world->manifests[1]);
+	arena_release(&world->arena);
+	gen_close(&world->gen);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+
+static void param_fill(struct world *world, enum gen_side side, uint32_t rank,
+		       const struct param *param, uint8_t *memory)
+{
+	enum ws_dtype dtype;
+	uint64_t count, bytes = ws_dtype_bytes(param->dtype);
+	const uint32_t *ids = gen_ids(&world->gen, side, rank, param->name, &count, &dtype);
+
+	ck_assert_msg(ids != NULL, "the oracle has no '%s' at rank %u", param->name, rank);
+	ck_assert_uint_eq(count, param->form->element_count);
+	ck_assert_int_eq(dtype, param->dtype);
+	for (uint64_t i = 0; i < count; i++)
+		gen_value(ids[i], dtype, memory + i * bytes);
+}
+
+/* Trainers' memory holds the ids' values, rollouts' memory poison. */
+static void world_memory(struct world *world)
+{
+	world->params = arena_array(&world->arena, world->members, sizeof(*world->params));
+	world->memory = arena_array(&world->arena, world->members, sizeof(*world->memory));
+	for (uint32_t m = 0; m < world->members; m++) {
+		enum gen_side side = m < world->trainers ? GEN_TRAINER : GEN_ROLLOUT;
+		uint32_t rank = side == GEN_TRAINER ? m : (m - world->trainers) % world->ranks;
+		struct rank_params *params = &world->params[m];
+		ck_ok(manifest_params(world->manifests[side], rank, &world->arena, params,
+				      &world->err),
+		      world->err);
+		ck_assert_uint_eq(params->count, gen_param_count(&world->gen, side, rank));
+		world->memory[m] = arena_array(&world->arena, params->count, sizeof(uint8_t *));
+		for (uint32_t p = 0; p < params->count; p++) {
+			world->memory[m][p] = arena_alloc(&world->arena, params->params[p].bytes);
+			memset(world->memory[m][p], POISON, params->params[p].bytes);
+			if (side == GEN_TRAINER)
+				param_fill(world, side, rank, &params->params[p],
+					   world->memory[m][p]);
+		}
+	}
+}
+
+/* Source to wire, or wire to target. */
+static void move_part(const struct plan_part *part, const uint8_t *src, uint8_t *dst, bool to_wire)
+{
+	struct move move = {.dim_count = part->dim_count,
+			    .from = to_wire ? part->from : part->to,
+			    .to = part->to};
+	int64_t next = (int64_t)ws_dtype_bytes(part->to);
+
+	for (uint32_t d = part->dim_count; d > 0; d--) {
+		move.extent[d - 1] = part->extent[d - 1];
+		move.src_stride[d - 1] = to_wire ? part->src_stride[d - 1] : next;
+		move.dst_stride[d - 1] = to_wire ? next : part->dst_stride[d - 1];
+		next *= (int64_t)part->extent[d - 1];
+	}
+	move.src = src;
+	move.dst = dst;
+	convert_move(&move);
+}
+
+/* One copy, by way of a wire image; a direct one lands as bytes. */
+static void carry_out(struct world *world, const struct plan_copy *copy)
+{
+	static uint8_t wire[1u << 20];
+	uint8_t **from = world->memory[copy->sender], **to = world->memory[copy->receiver];
+	const struct plan_part *first = &copy->parts[0];
+
+	ck_assert_uint_le(copy->bytes, sizeof(wire));
+	if (copy->gather) {
+		for (uint32_t i = 0; i < copy->part_count; i++)
+			move_part(&copy->parts[i],
+				  from[copy->parts[i].src_param] + copy->parts[i].src_offset,
+				  wire + copy->parts[i].wire_offset, true);
+	} else {
+		memcpy(wire, from[first->src_param] + first->src_offset, copy->bytes);
+	}
+	if (copy->ring < 0) {
+		memcpy(to[first->dst_param] + first->dst_offset, wire, copy->bytes);
+		return;
+	}
+	for (uint32_t i = 0; i < copy->part_count; i++)
+		move_part(&copy->parts[i], wire + copy->parts[i].wire_offset,
+			  to[copy->parts[i].dst_param] + copy->parts[i].dst_offset, false);
+}
+
+/* Every element is the oracle's; zero fill was never touched. */
+static void compare(struct world *world, uint32_t member)
+{
+	uint32_t rank = (member - world->trainers) % world->ranks;
+	const struct rank_params *params = &world->params[member];
+
+	for (uint32_t p = 0; p < params->count; p++) {
+		const struct param *param = &params->params[p];
+		enum ws_dtype dtype;
+		uint64_t count, bytes = ws_dtype_bytes(param->dtype);
+		const uint32_t *ids =
+			gen_ids(&world->gen, GEN_ROLLOUT, rank, param->name, &count, &dtype);
+		ck_assert_uint_eq(count, param->form->element_count);
+		for (uint64_t i = 0; i < count; i++) {
+			uint8_t want[8];
+			memset(want, POISON, sizeof(want));
+			if (ids[i] != 0)
+				gen_value(ids[i], dtype, want);
+			ck_assert_msg(memcmp(want, world->memory[member][p] + i * bytes, bytes) ==
+					      0,
+				      "member %u, '%s', element %" PRIu64 " isn't id %u", member,
+				      param->name, i, ids[i]);
+		}
+	}
+}
+
+START_TEST(carrying_out_the_plan_gives_what_the_oracle_says)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	world_memory(&world);
+	for (uint32_t m = 0; m < world.trainers; m++) {
+		struct plan_cursor cursor = {0};
+		struct plan_copy copy;
+		while (plan_next_send(world.plans[m], &cursor, &copy))
+			carry_out(&world, &copy);
+	}
+	for (uint32_t m = world.trainers; m < world.members; m++)
+		compare(&world, m);
+	world_close(&world);
+}
+END_TEST
+
+START_TEST(the_checker_agrees_with_the_planner)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	for (uint32_t m = 0; m < world.members; m++)
+		ck_ok(plan_check(world.plans[m], NULL, &world.err), world.err);
+	ck_ok(plan_check(world.all, NULL, &world.err), world.err);
+	world_close(&world);
+}
+END_TEST
+
+static const struct plan_pair *find_pair(const struct plan *plan, bool sends, uint32_t sender,
+					 uint32_t receiver)
+{
+	uint32_t count = sends ? plan_send_pair_count(plan) : plan_receive_pair_count(plan);
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct plan_pair *pair =
+			sends ? plan_send_pair(plan, i) : plan_receive_pair(plan, i);
+		if (pair->sender == sender && pair->receiver == receiver)
+			return pair;
+	}
+	return NULL;
+}
+
+START_TEST(both_ends_and_the_whole_plan_agree_on_each_pair)
+{
+	struct world world;
+	uint32_t met = 0;
+
+	world_open(&world, (uint32_t)_i);
+	for (uint32_t s = 0; s < world.trainers; s++) {
+		ck_assert_uint_eq(plan_receive_pair_count(world.plans[s]), 0);
+		for (uint32_t i = 0; i < plan_send_pair_count(world.plans[s]); i++) {
+			const struct plan_pair *mine = plan_send_pair(world.plans[s], i);
+			const struct plan_pair *theirs =
+				find_pair(world.plans[mine->receiver], false, s, mine->receiver);
+			const struct plan_pair *alls =
+				find_pair(world.all, true, s, mine->receiver);
+			ck_assert_uint_eq(mine->sender, s);
+			ck_assert(theirs != NULL && alls != NULL);
+			ck_assert_uint_eq(mine->digest, theirs->digest);
+			ck_assert_uint_eq(mine->digest, alls->digest);
+			ck_assert_uint_eq(mine->op_count, theirs->op_count);
+			ck_assert_uint_gt(mine->bytes, 0);
+			met++;
+		}
+	}
+	for (uint32_t m = world.trainers; m < world.members; m++)
+		met -= plan_receive_pair_count(world.plans[m]);
+	ck_assert_uint_eq(met, 0);
+	ck_assert_uint_eq(plan_send_pair_count(world.all), plan_receive_pair_count(world.all));
+	for (uint32_t m = 0; m < world.members; m++)
+		ck_assert_uint_eq(plan_digest(world.plans[m]), plan_digest(world.all));
+	world_close(&world);
+}
+END_TEST
+
+static bool same_copy(const struct plan_copy *a, const struct plan_copy *b)
+{
+	bool same = a->bucket == b->bucket && a->sender == b->sender &&
+		    a->receiver == b->receiver && a->bytes == b->bytes &&
+		    a->first_op == b->first_op && a->op_count == b->op_count &&
+		    a->counter == b->counter && a->gather == b->gather && a->ring == b->ring &&
+		    a->part_count == b->part_count;
+
+	for (uint32_t i = 0; same && i < a->part_count; i++)
+		same = memcmp(&a->parts[i], &b->parts[i], sizeof(a->parts[i])) == 0;
+	return same;
+}
+
+START_TEST(thresholds_are_what_the_senders_ops_add_up_to)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	uint32_t digests = world.input.rules.wire_digests ? 1 : 0;
+	for (uint32_t m = world.trainers; m < world.members; m++) {
+		struct plan_cursor mine = {0};
+		struct plan_copy copy, sent;
+		const struct plan *plan = world.plans[m];
+		for (uint32_t i = 0; i < plan_receive_pair_count(plan); i++) {
+			const struct plan_pair *pair = plan_receive_pair(plan, i);
+			struct plan_cursor theirs = {0};
+			uint64_t ops = 0, bytes = 0;
+			uint32_t *counted =
+				arena_array(&world.arena, pair->counter_count, sizeof(*counted));
+			uint32_t rings = 0;
+			while (plan_next_send(world.plans[pair->sender], &theirs, &sent)) {
+				if (sent.receiver != m)
+					continue;
+				/* the sender's order within the pair is the receiver's */
+				ck_assert(plan_next_receive(plan, &mine, &copy));
+				ck_assert(same_copy(&copy, &sent));
+				ck_assert_uint_eq(sent.first_op, ops);
+				ck_assert_uint_eq(sent.op_count, (sent.bytes + 4095) / 4096);
+				ops += sent.op_count;
+				bytes += sent.bytes;
+				counted[sent.counter] += sent.op_count;
+				if (sent.ring >= 0)
+					ck_assert_int_eq(sent.ring, rings++);
+				ck_assert(sent.ring < 0 || sent.bytes <= plan_slot_bytes(plan));
+			}
+			for (uint32_t c = 0; c < pair->counter_count; c++)
+				ck_assert_uint_eq(pair->counters[c].op_count, counted[c] + digests);
+			ck_assert_uint_eq(pair->data_op_count, ops);
+			ck_assert_uint_eq(pair->op_count, ops + digests * pair->counter_count);
+			ck_assert_uint_eq(pair->bytes, bytes);
+			ck_assert_uint_eq(pair->ring_count, rings);
+			ck_assert_uint_eq(pair->credit_count, rings > 2 ? rings - 2 : 0);
+		}
+		ck_assert(!plan_next_receive(plan, &mine, &copy));
+	}
+	ck_assert_uint_le(plan_slot_bytes(world.all) * plan_slot_count(world.all) * world.trainers,
+			  world.input.rules.recv_staging_bytes);
+	world_close(&world);
+}
+END_TEST
+
+START_TEST(the_same_inputs_give_the_same_plan_and_a_cursor_restarts)
+{
+	struct world one, two;
+
+	world_open(&one, (uint32_t)_i);
+	memset(&two, 0, sizeof(two));
+	world_open(&two, (uint32_t)_i);
+	for (uint32_t m = 0; m < one.trainers; m++) {
+		struct plan_cursor a = {0}, b = {0};
+		struct plan_copy x, y;
+		ck_assert_uint_eq(plan_stored_count(one.plans[m]), plan_stored_count(two.plans[m]));
+		while (plan_next_send(one.plans[m], &a, &x)) {
+			ck_assert(plan_next_send(two.plans[m], &b, &y));
+			ck_assert(same_copy(&x, &y));
+		}
+		struct plan_cursor again = {0};
+		bool first = plan_next_send(one.plans[m], &again, &x);
+		ck_assert(first == (plan_stored_count(one.plans[m]) > 0));
+	}
+	plan_free(two.all);
+	for (uint32_t m = 0; m < two.members; m++)
+		plan_free(two.plans[m]);
+	manifest_free(two.manifests[0]);
+	manifest_free(two.manifests[1]);
+	arena_release(&two.arena);
+	gen_close(&two.gen);
+	world_close(&one);
+}
+END_TEST
+
+START_TEST(bytes_are_conserved_and_buckets_in_order)
+{
+	struct world world;
+	uint64_t sent = 0, needed = 0;
+
+	world_open(&world, (uint32_t)_i);
+	world_memory(&world);
+	for (uint32_t m = 0; m < world.trainers; m++) {
+		struct plan_cursor cursor = {0};
+		struct plan_copy copy;
+		uint32_t bucket = 0;
+		while (plan_next_send(world.plans[m], &cursor, &copy)) {
+			ck_assert_uint_ge(copy.bucket, bucket);
+			bucket = copy.bucket;
+			for (uint32_t i = 0; i < copy.part_count; i++) {
+				uint64_t bytes = ws_dtype_bytes(copy.parts[i].to);
+				for (uint32_t d = 0; d < copy.parts[i].dim_count; d++)
+					bytes *= copy.parts[i].extent[d];
+				sent += bytes;
+				ck_assert_uint_eq(copy.parts[i].wire_offset % 16, 0);
+			}
+		}
+	}
+	for (uint32_t m = world.trainers; m < world.members; m++)
+		for (uint32_t p = 0; p < world.params[m].count; p++) {
+			const struct param *param = &world.params[m].params[p];
+			needed += param->form->covered_count * ws_dtype_bytes(param->dtype);
+		}
+	ck_assert_uint_eq(sent, needed);
+	ck_assert_uint_ge(plan_totals(world.all)->bytes,
+			  needed); /* and the gaps of packed copies */
+	world_close(&world);
+}
+END_TEST
+
+/* All of a param's copies carry one bucket, on both sides: q_a and kv_a never part. */
+START_TEST(a_param_is_never_torn_between_buckets)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	world_memory(&world);
+	for (uint32_t m = 0; m < world.trainers; m++) {
+		struct plan_cursor cursor = {0};
+		struct plan_copy copy;
+		uint32_t *own = arena_array(&world.arena, world.params[m].count, sizeof(*own));
+		while (plan_next_send(world.plans[m], &cursor, &copy))
+			for (uint32_t i = 0; i < copy.part_count; i++) {
+				uint32_t *mine = &own[copy.parts[i].src_param];
+				ck_assert(*mine == 0 || *mine == copy.bucket + 1);
+				*mine = copy.bucket + 1;
+			}
+	}
+	for (uint32_t m = world.trainers; m < world.members; m++) {
+		struct plan_cursor cursor = {0};
+		struct plan_copy copy;
+		uint32_t *own = arena_array(&world.arena, world.params[m].count, sizeof(*own));
+		while (plan_next_receive(world.plans[m], &cursor, &copy))
+			for (uint32_t i = 0; i < copy.part_count; i++) {
+				uint32_t *mine = &own[copy.parts[i].dst_param];
+				ck_assert(*mine == 0 || *mine == copy.bucket + 1);
+				*mine = copy.bucket + 1;
+			}
+	}
+	world_close(&world);
+}
+END_TEST
+
+/* ---- P12: one wrong number, and the check says so. */
+#define MUTATIONS 23
+
+static bool mutate(struct plan *plan, uint32_t which, size_t index)
+{
+	struct stored_copy *stored = plan_stored_copy(plan, index);
+	struct plan_copy *copy = &stored->copy;
+	struct plan_part *part = plan_stored_part(plan, stored, copy->part_count - 1);
+	uint32_t last = part->dim_count - 1;
+
+	switch (which) {
+	case 0:
+		copy->bucket++;
+		return true;
+	case 1:
+		copy->sender++;
+		return true;
+	case 2:
+		copy->receiver++;
+		return true;
+	case 3:
+		copy->bytes += 1;
+		return true;
+	case 4:
+		copy->first_op++;
+		return true;
+	case 5:
+		copy->op_count++;
+		return true;
+	case 6:
+		copy->counter++;
+		return true;
+	case 7:
+		copy->gather = !copy->gather;
+		return true;
+	case 8:
+		copy->ring++;
+		return true;
+	case 9:
+		copy->ring = copy->ring < 0 ? 0 : -1;
+		return true;
+	case 10:
+		copy->part_count--;
+		return true;
+	case 11:
+		part->src_param++;
+		return true;
+	case 12:
+		part->dst_param++;
+		return true;
+	case 13:
+		part->src_offset += ws_dtype_bytes(part->from);
+		return true;
+	case 14:
+		part->dst_offset += ws_dtype_bytes(part->to);
+		return true;
+	case 15:
+		part->src_offset += 1;
+		return true;
+	case 16:
+		part->extent[0]++;
+		return true;
+	case 17:
+		if (part->extent[last] == 1)
+			return false;
+		part->extent[last]--;
+		return true;
+	case 18:
+		if (part->extent[last] == 1)
+			return false; /* a stride that nothing walks along */
+		part->src_stride[last] += (int64_t)ws_dtype_bytes(part->from);
+		return true;
+	case 19:
+		if (part->extent[last] == 1)
+			return false;
+		part->dst_stride[last] += (int64_t)ws_dtype_bytes(part->to);
+		return true;
+	case 20:
+		part->from = part->from == WS_U32 ? WS_I32 : WS_U32;
+		return true;
+	case 21:
+		part->to = part->to == WS_U32 ? WS_I32 : WS_U32;
+		return true;
+	default:
+		part->wire_offset += 16;
+		return true;
+	}
+}
+
+static struct plan *a_plan_with_copies(struct world *world, uint32_t from)
+{
+	for (uint32_t i = 0; i < world->members; i++) {
+		struct plan *plan = world->plans[(from + i) % world->members];
+		if (plan_stored_count(plan) > 0)
+			return plan;
+	}
+	return NULL;
+}
+
+START_TEST(a_plan_with_one_wrong_field_is_rejected)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	for (uint32_t turn = 0; turn < 12; turn++) {
+		uint32_t which = ((uint32_t)_i * 12 + turn) % MUTATIONS;
+		struct plan *plan =
+			a_plan_with_copies(&world, gen_below(&world.gen, world.members));
+		ck_assert(plan != NULL);
+		size_t index = gen_below(&world.gen, (uint32_t)plan_stored_count(plan));
+		struct stored_copy *stored = plan_stored_copy(plan, index);
+		struct stored_copy copy = *stored;
+		struct plan_part *last = plan_stored_part(plan, stored, copy.copy.part_count - 1);
+		struct plan_part part = *last;
+		ck_ok(plan_check(plan, NULL, &world.err), world.err);
+		if (!mutate(plan, which, index))
+			continue;
+		ck_assert_msg(plan_check(plan, NULL, &world.err) == -EINVAL,
+			      "mutation %u of copy %zu passed", which, index);
+		*stored = copy;
+		*last = part;
+	}
+	world_close(&world);
+}
+END_TEST
+
+START_TEST(a_receivers_plan_that_lost_a_copy_or_a_threshold_is_rejected)
+{
+	struct world world;
+
+	world_open(&world, (uint32_t)_i);
+	struct plan *plan = a_plan_with_copies(&world, world.trainers);
+	ck_assert(plan->self >= world.trainers);
+	plan->receives.count--;
+	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
+	plan->receives.count++;
+	struct pair_state *state = plan_pair_state(plan, 0);
+	((struct plan_counter *)state->counters.items)[0].op_count++;
+	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
+	((struct plan_counter *)state->counters.items)[0].op_count--;
+	state->pair.data_op_count--;
+	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
+	state->pair.data_op_count++;
+	state->pair.credit_count++;
+	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
+	state->pair.credit_count--;
+	ck_ok(plan_check(plan, NULL, &world.err), world.err);
+	world_close(&world);
+}
+END_TEST
+
+/* Every allocation of our own door fails once, with a sentence and without a leak. */
+START_TEST(any_allocation_may_fail)
+{
+	struct world world;
+	int rc = -ENOMEM;
+
+	world_open(&world, 1);
+	struct plan *plan = NULL;
+	uint64_t live = mem_live_count();
+	int64_t n = 0;
+	for (; rc == -ENOMEM && n < 100000; n++) {
+		mem_fail_nth(n);
+		rc = plan_make(&plan, &world.input, world.members - 1, NULL, &world.err);
+		mem_fail_nth(-1);
+		ck_assert(rc == 0 || (rc == -ENOMEM && plan == NULL && world.err.text[0] != '\0'));
+		if (rc == -ENOMEM)
+			ck_assert_uint_eq(mem_live_count(), live);
+	}
+	ck_assert_int_eq(rc, 0);
+	ck_assert_int_gt(n, 20);
+	plan_free(plan);
+	ck_assert_uint_eq(mem_live_count(), live);
+	world_close(&world);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *tests = suite_create("plan_properties");
+	TCase *random = tcase_create("random layouts");
+
+	tcase_set_timeout(random, 120);
+	tcase_add_loop_test(random, carrying_out_the_plan_gives_what_the_oracle_says, 0, SEEDS);
+	tcase_add_loop_test(random, the_checker_agrees_with_the_planner, 0, SEEDS);
+	tcase_add_loop_test(random, both_ends_and_the_whole_plan_agree_on_each_pair, 0, SEEDS);
+	tcase_add_loop_test(random, thresholds_are_what_the_senders_ops_add_up_to, 0, SEEDS);
+	tcase_add_loop_test(random, the_same_inputs_give_the_same_plan_and_a_cursor_restarts, 0,
+			    SEEDS / 4);
+	tcase_add_loop_test(random, bytes_are_conserved_and_buckets_in_order, 0, SEEDS);
+	tcase_add_loop_test(random, a_param_is_never_torn_between_buckets, 0, SEEDS);
+	tcase_add_loop_test(random, a_plan_with_one_wrong_field_is_rejected, 0, SEEDS);
+	tcase_add_loop_test(random, a_receivers_plan_that_lost_a_copy_or_a_threshold_is_rejected, 0,
+			    SEEDS);
+	tcase_add_test(random, any_allocation_may_fail);
+	suite_add_tcase(tests, random);
+	return tests;
+}
