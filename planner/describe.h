@@ -330,6 +330,9 @@ struct model {
 	int32_t layer_count; /* num_hidden_layers; MTP layers come behind it */
 };
 
+/* Makes an empty model with a name and a parsed config; *model_out needs model_free even then. */
+int model_new(struct model **model_out, const char *name, const void *config, size_t bytes,
+	      struct ws_error *err);
 /* An integer of the config, or fallback. */
 int64_t model_number(const struct model *model, const char *key, int64_t fallback);
 /* Which of its layers a tensor name exists at, as a rule name with {L}; -1 asks without a layer. */

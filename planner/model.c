@@ -130,9 +130,8 @@ int model_config(const struct model *model, struct writer *out, struct ws_error 
 	return 0;
 }
 
-/* Makes an empty model with a name and a parsed config. */
-static int model_new(struct model **model_out, const char *name, const void *config, size_t bytes,
-		     struct ws_error *err)
+int model_new(struct model **model_out, const char *name, const void *config, size_t bytes,
+	      struct ws_error *err)
 {
 	static const struct json_limits limits = {
 		.bytes_max = 8u << 20, .depth_max = 32, .node_count_max = 1u << 20};
