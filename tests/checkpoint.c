@@ -406,6 +406,41 @@ START_TEST(a_full_disk_is_a_sentence)
 }
 END_TEST
 
+/* Copies a file of the reference library's with our reader and writer. */
+static void copy_theirs(const char *from, const char *to)
+{
+	struct ws_error err = {0};
+	struct checkpoint checkpoint;
+	struct st_writer writer = ST_WRITER_INIT;
+	ck_ok(checkpoint_open(&checkpoint, from, &err), err);
+	ck_assert_uint_eq(checkpoint.tensor_count, 12 * 7);
+	ck_ok(st_writer_begin(&writer, to, checkpoint.tensors, checkpoint.tensor_count, &err), err);
+	for (uint32_t i = 0; i < checkpoint.tensor_count; i++) {
+		uint8_t bytes[8192];
+		const struct st_tensor *tensor = &checkpoint.tensors[i];
+		ck_assert_uint_le(tensor->bytes, sizeof(bytes));
+		ck_ok(checkpoint_read(&checkpoint, tensor, 0, bytes, (size_t)tensor->bytes, &err),
+		      err);
+		ck_ok(st_writer_add(&writer, bytes, (size_t)tensor->bytes, &err), err);
+	}
+	ck_ok(st_writer_end(&writer, &err), err);
+	st_writer_close(&writer);
+	checkpoint_close(&checkpoint);
+}
+
+/* Only with WS_ST_THEIRS and WS_ST_OURS, which safetensors_reference.sh sets. */
+START_TEST(files_of_the_reference_are_copied)
+{
+	const char *theirs = getenv("WS_ST_THEIRS"), *ours = getenv("WS_ST_OURS");
+	char from[512], to[512];
+	for (int i = 0; theirs != NULL && ours != NULL && i < 3; i++) {
+		snprintf(from, sizeof(from), "%s/%d.safetensors", theirs, i);
+		snprintf(to, sizeof(to), "%s/%d.safetensors", ours, i);
+		copy_theirs(from, to);
+	}
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("checkpoint");
@@ -427,6 +462,7 @@ Suite *suite(void)
 	tcase_add_test(quick, a_writer_without_end_leaves_nothing);
 	tcase_add_loop_test(quick, what_readers_would_refuse_is_not_written, 0, 6);
 	tcase_add_test(quick, a_full_disk_is_a_sentence);
+	tcase_add_test(quick, files_of_the_reference_are_copied);
 	suite_add_tcase(all, quick);
 	return all;
 }
