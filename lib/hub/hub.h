@@ -20,23 +20,23 @@
 #include "lib/base/base.h"
 #include "lib/link/link.h"
 
-#define HUB_BEAT_MS 100
-#define HUB_MEMBERS_MAX 4096
+#define HUB_BEAT_MS	 100
+#define HUB_MEMBERS_MAX	 4096
 #define HUB_REPLICAS_MAX 1024
-#define MEMBER_NICS_MAX 16
+#define MEMBER_NICS_MAX	 16
 
 enum member_role { ROLE_TRAINER = 1, ROLE_ROLLOUT };
 
 /* A rollout rank's state in its current attempt, in order (the spin model's). */
 enum rank_state {
-	RANK_IDLE = 0,  /* no attempt open here, or aborted */
-	RANK_READY,     /* memory may be written */
-	RANK_LANDED,    /* every byte is there, scattered, digests right */
+	RANK_IDLE = 0, /* no attempt open here, or aborted */
+	RANK_READY,    /* memory may be written */
+	RANK_LANDED,   /* every byte is there, scattered, digests right */
 	RANK_PAUSED,
 	RANK_COMMITTED, /* commit received: copying, reloading */
-	RANK_LIVE,      /* reloaded, still paused */
-	RANK_RESUMED,   /* serves the version */
-	RANK_BAD        /* on_reload failed, or its memory was written when it must not be: poisoned */
+	RANK_LIVE,	/* reloaded, still paused */
+	RANK_RESUMED,	/* serves the version */
+	RANK_BAD /* on_reload failed, or its memory was written when it must not be: poisoned */
 };
 
 /* The hub's word to a replica, and what the trainers see of it. */
@@ -48,17 +48,17 @@ enum replica_word { WORD_NONE = 0, WORD_BEGIN, WORD_PAUSE, WORD_COMMIT, WORD_RES
 struct hub;
 
 struct hub_options {
-	const char *endpoint;         /* "tcp://127.0.0.1:7000"; port may be "*" */
+	const char *endpoint; /* "tcp://127.0.0.1:7000"; port may be "*" */
 	const struct run_key *key;
-	uint32_t trainer_count;       /* the trainers' world */
-	uint32_t replica_ranks;       /* ranks of one replica */
-	uint32_t min_replicas;        /* whole replicas needed to start and to call a push done; >= 1 */
-	const void *rules;            /* opaque; copied; sent with every roster */
+	uint32_t trainer_count; /* the trainers' world */
+	uint32_t replica_ranks; /* ranks of one replica */
+	uint32_t min_replicas;	/* whole replicas needed to start and to call a push done; >= 1 */
+	const void *rules;	/* opaque; copied; sent with every roster */
 	uint32_t rules_bytes;
-	bool barrier;                 /* pause no replica before all have landed */
-	uint32_t join_ms;             /* deadline for the first wiring; 0: 60 s */
-	uint32_t lost_ms;             /* silence after which a member is lost; 0: 5 s */
-	uint32_t phase_ms;            /* a rank's deadline for ready, landed.., each; 0: 60 s */
+	bool barrier;	   /* pause no replica before all have landed */
+	uint32_t join_ms;  /* deadline for the first wiring; 0: 60 s */
+	uint32_t lost_ms;  /* silence after which a member is lost; 0: 5 s */
+	uint32_t phase_ms; /* a rank's deadline for ready, landed.., each; 0: 60 s */
 };
 
 /* Binds and starts the hub's thread.  The incarnation is taken from the clock, so that a
@@ -81,13 +81,13 @@ struct member;
  * order, each by rank: the planner's member index. */
 struct roster_member {
 	enum member_role role;
-	uint32_t rank;                /* trainer rank, or rank in its replica */
-	uint32_t replica;             /* rollouts */
-	uint64_t id;                  /* the frames' member number: role, replica and rank packed */
+	uint32_t rank;	  /* trainer rank, or rank in its replica */
+	uint32_t replica; /* rollouts */
+	uint64_t id;	  /* the frames' member number: role, replica and rank packed */
 	uint64_t incarnation;
 	char host[64];
 	uint32_t nic_count;
-	uint64_t mbps;                /* of all its NICs */
+	uint64_t mbps; /* of all its NICs */
 	bool inplace;
 };
 
@@ -96,53 +96,57 @@ struct member_options {
 	const struct run_key *key;
 	enum member_role role;
 	uint32_t rank, replica;
-	uint32_t world;               /* trainers, or ranks of a replica: must equal the hub's */
-	const char *host;             /* equal on one host: hostname and boot id */
+	uint32_t world;	  /* trainers, or ranks of a replica: must equal the hub's */
+	const char *host; /* equal on one host: hostname and boot id */
 	uint32_t nic_count;
 	uint64_t mbps;
 	bool inplace;
-	const void *manifest;         /* JSON text of my side; borrowed until close */
+	const void *manifest; /* JSON text of my side; borrowed until close */
 	uint32_t manifest_bytes;
-	uint64_t manifest_digest;     /* manifest_digest() */
-	uint32_t join_ms;             /* 0: 60 s */
+	uint64_t manifest_digest; /* manifest_digest() */
+	uint32_t join_ms;	  /* 0: 60 s */
 };
 
 enum member_event_kind {
 	MEMBER_NOTHING = 0,
-	MEMBER_ROSTER,    /* a new wiring: generation, roster, manifests, rules; peers of before must be fenced */
-	MEMBER_QUIET,     /* every trainer in the roster has closed its old sending halves for generation */
-	MEMBER_PAIR,      /* a pair frame for generation from member `from` (request or answer) */
+	MEMBER_ROSTER, /* a new wiring: generation, roster, manifests, rules; peers of before must
+			  be fenced */
+	MEMBER_QUIET,  /* every trainer in the roster has closed its old sending halves for
+			  generation */
+	MEMBER_PAIR,   /* a pair frame for generation from member `from` (request or answer) */
 	MEMBER_ALL_WIRED, /* every member of the generation is wired */
-	MEMBER_READY,     /* trainers: rollout `from` is ready for attempt, with body */
-	MEMBER_WORD,      /* rollouts: the hub's word to my replica, once my said state allows it: BEGIN, PAUSE
-			   * (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers: BEGIN */
+	MEMBER_READY,	  /* trainers: rollout `from` is ready for attempt, with body */
+	MEMBER_WORD, /* rollouts: the hub's word to my replica, once my said state allows it: BEGIN,
+		      * PAUSE (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers:
+		      * BEGIN */
 	MEMBER_REPLICAS,  /* trainers: some replica's state changed; see member_replicas */
-	MEMBER_DROPPED,   /* this incarnation was dropped: text says why; rejoin makes a new one */
+	MEMBER_DROPPED,	  /* this incarnation was dropped: text says why; rejoin makes a new one */
 	MEMBER_HUB_LOST,  /* no frame of the hub for lost_ms; it may come back */
 	MEMBER_HUB_FOUND, /* ... and it did */
-	MEMBER_OVER       /* final: refused (wrong key, manifests differ, rank taken, world differs, goodbye,
-			   * run given up): code and text; nothing follows */
+	MEMBER_OVER	  /* final: refused (wrong key, manifests differ, rank taken, world differs,
+			   * goodbye,       run given up): code and text; nothing follows */
 };
 
 struct member_event {
 	enum member_event_kind kind;
 	uint64_t generation, attempt, version;
 	enum replica_word word;
-	uint32_t from;                       /* index in the roster */
-	bool answer;                         /* PAIR: it answers mine */
-	const void *body;                    /* PAIR, READY: valid until the next member_step */
+	uint32_t from;	  /* index in the roster */
+	bool answer;	  /* PAIR: it answers mine */
+	const void *body; /* PAIR, READY: valid until the next member_step */
 	uint32_t body_bytes;
 	/* ROSTER; valid until the next ROSTER event: */
 	const struct roster_member *roster;
 	uint32_t roster_count, trainer_count, self; /* self: my index */
-	const uint32_t *replicas;            /* ids of the replicas in it, ascending */
+	const uint32_t *replicas;		    /* ids of the replicas in it, ascending */
 	uint32_t replica_count;
 	const void *trainer_manifest, *rollout_manifest, *rules;
 	uint32_t trainer_manifest_bytes, rollout_manifest_bytes, rules_bytes;
-	struct ws_error error;               /* DROPPED, OVER, HUB_LOST, WORD_ABORT: code and sentence */
+	struct ws_error error; /* DROPPED, OVER, HUB_LOST, WORD_ABORT: code and sentence */
 };
 
-int member_open(struct member **member_out, const struct member_options *options, struct ws_error *err);
+int member_open(struct member **member_out, const struct member_options *options,
+		struct ws_error *err);
 void member_close(struct member *member); /* says leave, lingers shortly */
 
 /* The next event; sends and repeats what is due.  Never blocks.  Call until MEMBER_NOTHING. */
@@ -166,7 +170,8 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
 /* Rollouts: what a check of a version found; in beats, shown by status and by member_verified. */
-void member_say_verified(struct member *member, uint64_t version, uint64_t bytes, uint64_t different_bytes);
+void member_say_verified(struct member *member, uint64_t version, uint64_t bytes,
+			 uint64_t different_bytes);
 /* Rollouts: ready, with a body for the trainers (buffer set, renewed keys).  Repeated until each
  * trainer's beat acknowledged it. */
 int member_say_ready(struct member *member, uint64_t attempt, const void *body, uint32_t bytes,
@@ -177,27 +182,30 @@ int member_say_pair(struct member *member, uint64_t generation, uint32_t to, boo
 		    const void *body, uint32_t bytes, struct ws_error *err);
 
 enum failure_kind {
-	FAILURE_OP = 1,        /* an op to `about` failed: drops its replica (a trainer: aborts) */
-	FAILURE_ATTEMPT,       /* my NIC, a count, a digest, a write nobody expected: aborts the attempt */
-	FAILURE_POISONED,      /* after commit: my replica is stopped, dropped and named */
-	FAILURE_PLAN           /* the inputs can't be planned: ends the run */
+	FAILURE_OP = 1,	  /* an op to `about` failed: drops its replica (a trainer: aborts) */
+	FAILURE_ATTEMPT,  /* my NIC, a count, a digest, a write nobody expected: aborts the attempt
+			   */
+	FAILURE_POISONED, /* after commit: my replica is stopped, dropped and named */
+	FAILURE_PLAN	  /* the inputs can't be planned: ends the run */
 };
-/* Kept until the hub acknowledged it.  about: index in the roster, or UINT32_MAX. */
-void member_say_failure(struct member *member, enum failure_kind kind, uint64_t attempt, uint32_t about,
-			const struct ws_error *error);
+/* Kept until the hub acknowledged it.  attempt 0: while wiring (the first wiring then ends the run,
+ * a later one goes on without me).  about: index in the roster, or UINT32_MAX. */
+void member_say_failure(struct member *member, enum failure_kind kind, uint64_t attempt,
+			uint32_t about, const struct ws_error *error);
 /* After DROPPED: joins again as a new incarnation, with state IDLE; a roster follows. */
 int member_rejoin(struct member *member, struct ws_error *err);
 
 /* Trainers: what the hub says of each replica in the roster; count entries at most. */
 struct replica_view {
 	uint32_t replica;
-	bool in;                     /* still in the roster */
+	bool in; /* still in the roster */
 	enum replica_word word;
-	enum rank_state slowest;     /* of its ranks */
+	enum rank_state slowest; /* of its ranks */
 	uint64_t attempt, live_version;
-	struct ws_error error;       /* why it was dropped or aborted */
+	struct ws_error error; /* why it was dropped or aborted */
 };
-uint32_t member_replicas(const struct member *member, struct replica_view *views_out, uint32_t count);
+uint32_t member_replicas(const struct member *member, struct replica_view *views_out,
+			 uint32_t count);
 /* Trainers: the sums over the rollout ranks whose last check was of this version. */
 void member_verified(const struct member *member, uint64_t version, uint32_t *ranks_out,
 		     uint64_t *bytes_out, uint64_t *different_out);
@@ -224,16 +232,16 @@ struct place_row {
 };
 
 struct pair_frame {
-	uint64_t pair_digest[2];          /* T sends to R; R sends to T (0: no such pair) */
+	uint64_t pair_digest[2]; /* T sends to R; R sends to T (0: no such pair) */
 	uint64_t plan_digest;
-	const void *address, *regions;    /* engine's encodings; borrowed */
+	const void *address, *regions; /* engine's encodings; borrowed */
 	uint32_t address_bytes, regions_bytes;
-	uint32_t op_id_base;              /* for the other, writing to me */
-	uint32_t receive_base;            /* the other's first counter is my receive number .. (digests) */
-	uint32_t ring_region;             /* R: where the other's slots lie */
+	uint32_t op_id_base;   /* for the other, writing to me */
+	uint32_t receive_base; /* the other's first counter is my receive number .. (digests) */
+	uint32_t ring_region;  /* R: where the other's slots lie */
 	uint64_t slot_offset[8];
 	uint32_t slot_count;
-	const struct place_row *rows;     /* R: only the params that T writes to */
+	const struct place_row *rows; /* R: only the params that T writes to */
 	uint32_t row_count;
 };
 

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of a member's end share.
+ *
+ *   member.c      life, waiting, and which event is next
+ *   member_hear.c frames of the hub
+ *   member_say.c  what the member says, and what of it is due
+ */
+#ifndef MEMBER_INSIDE_H
+#define MEMBER_INSIDE_H
+
+#include "lib/hub/hub_frames.h"
+
+#define MEMBER_FDS_MAX 64
+
+/* A pair frame I said, kept for the generation. */
+struct pair_out {
+	uint32_t to;
+	bool answer, done; /* done: the answer came; answers: nothing is due */
+	uint32_t body_bytes;
+	uint64_t next_ns, interval_ns;
+	void *body; /* owned */
+};
+
+struct member {
+	struct link *link; /* owned */
+	struct member_options options;
+	char host[64], endpoint[256];
+	uint64_t id, incarnation, hub_seen; /* hub_seen: newest hub's incarnation (rhub) */
+
+	/* life */
+	uint64_t opened_ns, heard_ns, stepped_ns;
+	uint64_t next_beat_ns, beat_ns, next_join_ns;
+	bool connected, hub_heard, hub_lost, found_due;
+	bool was_in; /* a roster came for this incarnation */
+	bool dropped, dropped_due;
+	bool is_over, over_due;
+	struct ws_error over, dropped_error;
+
+	/* what the hub said last */
+	struct beat_down down;
+	struct replica_view *views; /* owned; of the roster's replicas */
+	uint32_t view_count, view_room;
+	bool views_due;
+	uint64_t quiet_told, wired_told;
+	enum replica_word word_told;
+	uint64_t word_told_attempt, begun;
+
+	/* roster */
+	struct arena roster_arena;
+	struct roster roster;
+	uint32_t self;
+	void *manifest[2], *rules; /* owned */
+	uint32_t manifest_bytes[2], rules_bytes;
+
+	/* what I say */
+	struct beat_up up;
+	bool dirty;
+	uint64_t want_joined; /* said joined when the present want began */
+	uint64_t last_step_ns;
+	struct pair_out *pairs; /* owned */
+	uint32_t pair_count, pair_room;
+	uint8_t pair_in[2][HUB_MEMBERS_MAX /
+			   8]; /* requests, answers already yielded, by roster index */
+	struct writer ready;   /* the body for ready_attempt */
+	uint64_t ready_attempt, ready_next_ns;
+	struct writer out; /* frames being built */
+
+	int poll_fd, poll_fds[MEMBER_FDS_MAX], poll_fd_count; /* epoll over the caller's fds */
+};
+
+static inline bool bit_get(const uint8_t *bits, uint32_t index)
+{
+	return (bits[index / 8] >> (index % 8) & 1) != 0;
+}
+
+static inline void bit_set(uint8_t *bits, uint32_t index)
+{
+	bits[index / 8] = (uint8_t)(bits[index / 8] | 1u << (index % 8));
+}
+
+static inline void bit_clear(uint8_t *bits, uint32_t index)
+{
+	bits[index / 8] = (uint8_t)(bits[index / 8] & ~(1u << (index % 8)));
+}
+
+/* member_say.c */
+void member_send_due(struct member *member, uint64_t now_ns);
+uint64_t member_next_due(const struct member *member);
+void member_send_empty(struct member *member, enum hub_frame kind);
+void member_pairs_clear(struct member *member);
+void member_renew(struct member *member, uint64_t above);
+/* member_hear.c: true when *event_out is to be yielded. */
+bool member_hear(struct member *member, const struct frame *frame, uint64_t now_ns,
+		 struct member_event *event_out);
+
+#endif

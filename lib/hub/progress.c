@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attempts: from a trainer's want to the last resume.  One word per replica, which its ranks'
+ * states move on (update_model.pml, proctype replica and hub).  Loss, failure and deadlines
+ * end in a drop of one replica or in an abort of those that haven't committed.
+ */
+#include "lib/hub/progress.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+static struct seat *rank_seat(const struct progress *progress, uint32_t index, uint32_t rank)
+{
+	return &progress->seats[replica_seat(progress, index, rank)];
+}
+
+/* AT: heard in the replica's attempt in that state or beyond it. */
+static bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
+		       enum rank_state state)
+{
+	const struct seat *seat = rank_seat(progress, index, rank);
+	return seat_is_in(seat) && seat->up.attempt == progress->replicas[index].attempt &&
+	       seat->up.state >= state && seat->up.state != RANK_BAD;
+}
+
+static bool all_are_at(const struct progress *progress, uint32_t index, enum rank_state state)
+{
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++)
+		if (!rank_is_at(progress, index, rank, state))
+			return false;
+	return true;
+}
+
+bool replica_is_in(const struct progress *progress, uint32_t index)
+{
+	return rank_seat(progress, index, 0)->in != 0;
+}
+
+/* CALM: not in the middle of an attempt. */
+static bool seat_is_calm(const struct seat *seat)
+{
+	return seat->up.state == RANK_IDLE || seat->up.state == RANK_RESUMED;
+}
+
+bool replica_is_joinable(const struct progress *progress, uint32_t index)
+{
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		const struct seat *seat = rank_seat(progress, index, rank);
+		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat_is_calm(seat))
+			return false;
+	}
+	return true;
+}
+
+void replica_admit(struct progress *progress, uint32_t index)
+{
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		struct seat *seat = rank_seat(progress, index, rank);
+		seat->in = seat->joined;
+	}
+	struct replica *replica = &progress->replicas[index];
+	replica->decided = true;
+	replica->error = (struct ws_error){0};
+}
+
+static void word_set(struct progress *progress, uint32_t index, enum replica_word word)
+{
+	struct replica *replica = &progress->replicas[index];
+	replica->word = word;
+	replica->word_ns = progress->now_ns;
+	progress->view_serial++;
+	progress->changed = true;
+}
+
+/* QUIET: nothing of an attempt is open there. */
+static bool replica_is_quiet(const struct progress *progress, uint32_t index)
+{
+	const struct replica *replica = &progress->replicas[index];
+	if (!replica_is_in(progress, index))
+		return true;
+	return (replica->word == WORD_NONE || replica->word == WORD_ABORT) &&
+	       !(replica->waits_trainers && !progress->over);
+}
+
+bool attempt_is_open(const struct progress *progress)
+{
+	if (!progress->over)
+		return true;
+	for (uint32_t i = 0; i < progress->replica_count; i++)
+		if (!replica_is_quiet(progress, i))
+			return true;
+	return false;
+}
+
+void replica_drop(struct progress *progress, uint32_t index, const struct ws_error *why)
+{
+	struct replica *replica = &progress->replicas[index];
+	bool was_in = replica_is_in(progress, index);
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		struct seat *seat = rank_seat(progress, index, rank);
+		if (seat->in != 0) {
+			seat->out = MAX(seat->out, seat->in);
+			seat->out_error = *why;
+		}
+		seat->in = 0;
+	}
+	if (!was_in)
+		return;
+	replica->error = *why;
+	progress->last_error = *why;
+	replica->waits_trainers = false;
+	progress->rewire = true;
+	word_set(progress, index, WORD_NONE);
+}
+
+void attempt_abort(struct progress *progress, const struct ws_error *why)
+{
+	bool any = false;
+	for (uint32_t i = 0; i < progress->replica_count; i++) {
+		struct replica *replica = &progress->replicas[i];
+		bool began = replica->word == WORD_BEGIN || replica->word == WORD_PAUSE;
+		if (!replica_is_in(progress, i) || !(began || replica->waits_trainers))
+			continue;
+		any = true;
+		replica->waits_trainers = false;
+		replica->error = *why;
+		word_set(progress, i, WORD_ABORT);
+	}
+	if (!any)
+		return;
+	progress->rewire = true;
+	progress->last_error = *why;
+	if (progress->attempt_error.code == 0 && !progress->over)
+		progress->attempt_error = *why;
+}
+
+void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why)
+{
+	struct seat *seat = &progress->seats[rank];
+	if (seat->in == 0)
+		return;
+	seat->out = MAX(seat->out, seat->in);
+	seat->out_error = *why;
+	seat->in = 0;
+	progress->last_error = *why;
+	progress->rewire = true;
+	progress->changed = true;
+	attempt_abort(progress, why);
+}
+
+void seat_lose(struct progress *progress, uint32_t number, const struct ws_error *why)
+{
+	struct seat *seat = &progress->seats[number];
+	uint32_t trainers = progress->options.trainer_count;
+	if (seat->joined > seat->out) {
+		seat->out = seat->joined;
+		seat->out_error = *why;
+	}
+	if (seat->in == 0)
+		return;
+	if (number < trainers)
+		trainer_drop(progress, number, why);
+	else
+		replica_drop(progress, (number - trainers) / progress->options.replica_ranks, why);
+}
+
+bool trainer_has_joined(const struct progress *progress, const struct seat *seat)
+{
+	const struct beat_up *up = &seat->up;
+	return up->joined == progress->attempt ||
+	       (up->want == progress->version && up->want != 0 &&
+		(up->want_attempt == 0 || up->want_attempt == progress->attempt));
+}
+
+bool trainer_waits(const struct seat *seat)
+{
+	return seat_is_in(seat) && seat->up.want != 0 && seat->up.want_attempt == 0;
+}
+
+static bool all_trainers_joined(const struct progress *progress)
+{
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (!seat_is_in(seat) || !trainer_has_joined(progress, seat))
+			return false;
+	}
+	return true;
+}
+
+/* FAILURE_OP about a member: its replica goes, or with a trainer the attempt. */
+static void failure_about(struct progress *progress, uint64_t id, const struct ws_error *why)
+{
+	uint32_t number = progress_seat(progress, id), trainers = progress->options.trainer_count;
+	if (number == UINT32_MAX || number < trainers) {
+		attempt_abort(progress, why);
+		return;
+	}
+	uint32_t index = (number - trainers) / progress->options.replica_ranks;
+	enum replica_word word = progress->replicas[index].word;
+	/* Once it has committed every byte was there: a late FAILED only asks for a new wiring. */
+	if (word == WORD_COMMIT || word == WORD_RESUME ||
+	    (word == WORD_NONE && progress->replicas[index].went_live))
+		progress->rewire = true;
+	else
+		replica_drop(progress, index, why);
+}
+
+void failure_hear(struct progress *progress, uint32_t number)
+{
+	struct seat *seat = &progress->seats[number];
+	const struct beat_up *up = &seat->up;
+	struct ws_error why = up->failure;
+	char name[MEMBER_NAME_BYTES];
+	member_name(seat->id, name);
+	ws_fail_in(&why, why.code == 0 ? -EIO : why.code, "%s", name);
+	progress->changed = true;
+	if (up->failure_kind == FAILURE_PLAN) {
+		progress_end(progress, &why);
+		return;
+	}
+	if (seat->in == 0)
+		return;
+	if (up->failure_kind == FAILURE_POISONED) {
+		seat_lose(progress, number, &why);
+		return;
+	}
+	if (up->failure_attempt == 0) {
+		/* While wiring: the first one can't go on; later ones go on without the failing
+		 * member. */
+		if (progress->wired || up->generation != progress->generation)
+			return;
+		if (progress->attempt == 0 && progress->attempt_heard == 0)
+			progress_end(progress, &why);
+		else
+			seat_lose(progress, number, &why);
+		return;
+	}
+	if (up->failure_attempt != progress->attempt)
+		return;
+	if (!attempt_is_open(progress)) {
+		/* Late, nothing torn; but some connection is broken. */
+		if (progress->wired)
+			progress->rewire = true;
+		return;
+	}
+	if (up->failure_kind == FAILURE_OP && up->failure_about != 0)
+		failure_about(progress, up->failure_about, &why);
+	else
+		attempt_abort(progress, &why);
+}
+
+void step_text(const struct progress *progress, const struct seat *seat, char text_out[80])
+{
+	uint64_t age_ms = seat->up.step_age_ms;
+	text_out[0] = '\0';
+	if (member_id_role(seat->id) != ROLE_ROLLOUT || !seat->heard)
+		return;
+	if (age_ms == UINT64_MAX) {
+		snprintf(text_out, 80, "; it has never called ws_rollout_step");
+		return;
+	}
+	age_ms += (progress->now_ns - seat->heard_ns) / 1000000u;
+	if (age_ms > 1000 && age_ms > progress->options.phase_ns / 2000000u)
+		snprintf(text_out, 80, "; it hasn't called ws_rollout_step for %llu s",
+			 (unsigned long long)age_ms / 1000);
+}
+
+/* A trainer that has joined but stopped sending is to blame before the rank that waits for it. */
+static bool sender_late(struct progress *progress, const struct seat *rank)
+{
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		struct ws_error why;
+		char name[MEMBER_NAME_BYTES], about[MEMBER_NAME_BYTES];
+		if (!seat_is_in(seat) || seat->up.sent >= progress->attempt ||
+		    progress->now_ns - seat->moved_ns <= progress->options.phase_ns)
+			continue;
+		member_name(seat->id, name);
+		member_name(rank->id, about);
+		ws_fail(&why, -ETIMEDOUT,
+			"%s hasn't sent all of version %llu and stands still for %.0f s; %s waits",
+			name, (unsigned long long)progress->version,
+			(double)(progress->now_ns - seat->moved_ns) / 1e9, about);
+		attempt_abort(progress, &why);
+		return true;
+	}
+	return false;
+}
+
+/* Deadlines: a rank that doesn't come to the state its word asks for takes its replica out. */
+static void replica_late(struct progress *progress, uint32_t index, enum rank_state want)
+{
+	const struct replica *replica = &progress->replicas[index];
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		struct seat *seat = rank_seat(progress, index, rank);
+		enum rank_state next = want;
+		if (rank_is_at(progress, index, rank, want))
+			continue;
+		uint64_t since = MAX(replica->word_ns, seat->moved_ns);
+		if (want == RANK_LANDED && !rank_is_at(progress, index, rank, RANK_READY))
+			next = RANK_READY;
+		else if (want == RANK_LANDED && !all_trainers_joined(progress))
+			continue; /* the trainers' own deadline */
+		if (progress->now_ns - since <= progress->options.phase_ns)
+			continue;
+		if (next == RANK_LANDED && sender_late(progress, seat))
+			return;
+		struct ws_error why;
+		char name[MEMBER_NAME_BYTES], step[80];
+		member_name(seat->id, name);
+		step_text(progress, seat, step);
+		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.0f s%s", name,
+			rank_state_name(next), (unsigned long long)progress->version,
+			(double)(progress->now_ns - since) / 1e9, step);
+		replica_drop(progress, index, &why);
+		return;
+	}
+}
+
+/* A rank that is poisoned, or that gave up what its replica has committed, ends the replica. */
+static bool replica_broken(struct progress *progress, uint32_t index)
+{
+	const struct replica *replica = &progress->replicas[index];
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		const struct seat *seat = rank_seat(progress, index, rank);
+		bool bad = seat_is_in(seat) && seat->up.state == RANK_BAD;
+		bool gone = replica->word == WORD_COMMIT && seat_is_in(seat) &&
+			    seat->up.state == RANK_IDLE;
+		struct ws_error why;
+		char name[MEMBER_NAME_BYTES];
+		if (!bad && !gone)
+			continue;
+		member_name(seat->id, name);
+		if (bad)
+			ws_fail(&why, -EIO,
+				"%s is poisoned: its reload failed or its memory was written to",
+				name);
+		else
+			ws_fail(&why, -EIO, "%s gave up an attempt that its replica had committed",
+				name);
+		replica_drop(progress, index, &why);
+		return true;
+	}
+	return false;
+}
+
+static bool barrier_holds(const struct progress *progress)
+{
+	for (uint32_t i = 0; progress->options.barrier && i < progress->replica_count; i++) {
+		const struct replica *replica = &progress->replicas[i];
+		if (replica_is_in(progress, i) && replica->in_attempt &&
+		    (replica->waits_trainers ||
+		     (replica->word == WORD_BEGIN && !all_are_at(progress, i, RANK_LANDED))))
+			return true;
+	}
+	return false;
+}
+
+static void replica_tick(struct progress *progress, uint32_t index)
+{
+	struct replica *replica = &progress->replicas[index];
+	if (!replica_is_in(progress, index) || replica_broken(progress, index))
+		return;
+	switch (replica->word) {
+	case WORD_NONE:
+	case WORD_ABORT:
+		if (!replica->waits_trainers || !all_trainers_joined(progress))
+			return;
+		replica->waits_trainers = false;
+		word_set(progress, index, WORD_BEGIN);
+		return;
+	case WORD_BEGIN:
+		if (!all_are_at(progress, index, RANK_LANDED))
+			replica_late(progress, index, RANK_LANDED);
+		else if (!barrier_holds(progress))
+			word_set(progress, index, WORD_PAUSE);
+		return;
+	case WORD_PAUSE:
+		if (all_are_at(progress, index, RANK_PAUSED))
+			word_set(progress, index, WORD_COMMIT);
+		else
+			replica_late(progress, index, RANK_PAUSED);
+		return;
+	case WORD_COMMIT:
+		if (all_are_at(progress, index, RANK_LIVE)) {
+			replica->went_live = true;
+			word_set(progress, index, WORD_RESUME);
+		} else {
+			replica_late(progress, index, RANK_LIVE);
+		}
+		return;
+	case WORD_RESUME:
+		if (all_are_at(progress, index, RANK_RESUMED))
+			word_set(progress, index, WORD_NONE);
+		else
+			replica_late(progress, index, RANK_RESUMED);
+		return;
+	}
+}
+
+/* Another version, or none in time: every trainer pushes the same or nobody does. */
+static void trainers_check(struct progress *progress)
+{
+	for (uint32_t i = 0; i < progress->options.trainer_count && !progress->over; i++) {
+		const struct seat *seat = &progress->seats[i];
+		const struct beat_up *up = &seat->up;
+		struct ws_error why;
+		char name[MEMBER_NAME_BYTES];
+		if (!seat_is_in(seat) || trainer_has_joined(progress, seat))
+			continue;
+		member_name(seat->id, name);
+		bool other = up->want != 0 &&
+			     (up->want_attempt == 0 || up->want_attempt == progress->attempt);
+		if (other)
+			ws_fail(&why, -EINVAL,
+				"%s pushes version %llu while another trainer began version %llu",
+				name, (unsigned long long)up->want,
+				(unsigned long long)progress->version);
+		else if (progress->now_ns - progress->begin_ns > progress->options.phase_ns)
+			ws_fail(&why, -ETIMEDOUT,
+				"%s hasn't pushed version %llu within %.0f s of the first trainer",
+				name, (unsigned long long)progress->version,
+				(double)(progress->now_ns - progress->begin_ns) / 1e9);
+		else
+			continue;
+		attempt_abort(progress, &why);
+		/* Nothing left to abort: it only says why the attempt ended. */
+		if (progress->attempt_error.code == 0)
+			progress->attempt_error = why;
+	}
+}
+
+/* An attempt is over when each replica in it is done, dropped or aborted, and no trainer may
+ * still come for it. */
+static void attempt_end(struct progress *progress)
+{
+	uint32_t live = 0;
+	struct ws_error first = {0};
+	if (progress->over)
+		return;
+	for (uint32_t i = 0; i < progress->replica_count; i++) {
+		const struct replica *replica = &progress->replicas[i];
+		if (!replica_is_quiet(progress, i))
+			return;
+		live += replica->in_attempt && replica->went_live && replica_is_in(progress, i);
+		if (replica->in_attempt && first.code == 0 && replica->error.code != 0)
+			first = replica->error;
+	}
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (seat_is_in(seat) && !trainer_has_joined(progress, seat) &&
+		    progress->attempt_error.code == 0)
+			return;
+	}
+	progress->over = true;
+	progress->changed = true;
+	progress->view_serial++;
+	if (progress->attempt_error.code != 0 || live >= progress->options.min_replicas)
+		return;
+	progress->attempt_error = first;
+	ws_fail_in(&progress->attempt_error, first.code == 0 ? -ECONNRESET : first.code,
+		   "version %llu is live in %u of at least %u replicas",
+		   (unsigned long long)progress->version, live, progress->options.min_replicas);
+}
+
+/* In doubt, after a hub restart (decide() in the model): only with each of its ranks heard. */
+static void replica_decide(struct progress *progress, uint32_t index)
+{
+	struct replica *replica = &progress->replicas[index];
+	uint32_t ranks = progress->options.replica_ranks, heard = 0, calm = 0;
+	bool committed = false;
+	uint64_t attempt = 0;
+	for (uint32_t rank = 0; rank < ranks; rank++) {
+		const struct seat *seat = rank_seat(progress, index, rank);
+		if (!seat_is_heard(seat) || seat->joined <= seat->out)
+			continue;
+		heard++;
+		calm += seat_is_calm(seat);
+		attempt = MAX(attempt, seat->up.attempt);
+	}
+	if (heard > 0 && replica->first_ns == 0)
+		replica->first_ns = progress->now_ns;
+	if (heard == ranks && calm == ranks) {
+		replica->decided = true;
+		return;
+	}
+	if (heard < ranks) {
+		/* Some stay silent: it goes on without this replica; those heard join again. */
+		if (heard > 0 &&
+		    progress->now_ns - replica->first_ns > 2 * progress->options.lost_ns)
+			replica->decided = true;
+		return;
+	}
+	replica_admit(progress, index);
+	replica->attempt = attempt;
+	progress->attempt_heard = MAX(progress->attempt_heard, attempt);
+	for (uint32_t rank = 0; rank < ranks; rank++)
+		committed = committed || rank_is_at(progress, index, rank, RANK_COMMITTED) ||
+			    rank_seat(progress, index, rank)->up.state == RANK_BAD;
+	ws_fail(&replica->error, -ECONNRESET, "the hub was restarted in attempt %llu",
+		(unsigned long long)attempt);
+	word_set(progress, index, committed ? WORD_COMMIT : WORD_ABORT);
+	progress->rewire = true;
+}
+
+/* Not in the roster and heard in the middle of an old attempt: told to join again. */
+static void stray_drop(struct progress *progress, uint32_t index)
+{
+	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
+		struct seat *seat = rank_seat(progress, index, rank);
+		if (!seat_is_heard(seat) || seat->joined <= seat->out || seat_is_calm(seat))
+			continue;
+		ws_fail(&seat->out_error, -ECONNRESET,
+			"the hub went on without this process, which is in the middle of attempt %llu",
+			(unsigned long long)seat->up.attempt);
+		seat->out = seat->joined;
+		progress->changed = true;
+	}
+}
+
+static void attempt_begin(struct progress *progress, uint64_t version)
+{
+	progress->attempt = MAX(progress->attempt, progress->attempt_heard) + 1;
+	progress->attempt_generation = progress->generation;
+	progress->version = version;
+	progress->begin_ns = progress->now_ns;
+	progress->over = false;
+	progress->attempt_error = (struct ws_error){0};
+	progress->want_ns = 0;
+	for (uint32_t i = 0; i < progress->replica_count; i++) {
+		struct replica *replica = &progress->replicas[i];
+		bool in = replica_is_in(progress, i);
+		replica->in_attempt = in;
+		replica->went_live = false;
+		if (!in)
+			continue;
+		replica->error = (struct ws_error){0};
+		replica->attempt = progress->attempt;
+		replica->waits_trainers = false;
+		for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++)
+			replica->waits_trainers = replica->waits_trainers ||
+						  rank_seat(progress, i, rank)->info.inplace;
+		word_set(progress, i, replica->waits_trainers ? WORD_NONE : WORD_BEGIN);
+	}
+}
+
+/* The first trainer's want begins the next attempt, once the wiring stands, everybody knows that
+ * the last one is over, and enough replicas are in (or were waited for long enough). */
+static void attempt_try(struct progress *progress)
+{
+	uint32_t in = 0;
+	uint64_t want = 0;
+	if (attempt_is_open(progress) || !progress->wired || progress->rewire)
+		return;
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (!seat_is_in(seat) || seat->up.attempt_seen < progress->attempt)
+			return;
+		if (want == 0 && trainer_waits(seat))
+			want = seat->up.want;
+	}
+	if (want == 0) {
+		progress->want_ns = 0;
+		return;
+	}
+	if (progress->want_ns == 0)
+		progress->want_ns = progress->now_ns;
+	for (uint32_t i = 0; i < progress->replica_count; i++)
+		in += replica_is_in(progress, i);
+	bool waited = progress->now_ns - progress->want_ns > progress->options.phase_ns;
+	if (in >= progress->options.min_replicas || (in > 0 && waited))
+		attempt_begin(progress, want);
+}
+
+void attempts_tick(struct progress *progress)
+{
+	for (uint32_t i = 0; i < progress->replica_count; i++) {
+		if (!progress->replicas[i].decided)
+			replica_decide(progress, i);
+		else if (!replica_is_in(progress, i))
+			stray_drop(progress, i);
+		replica_tick(progress, i);
+	}
+	trainers_check(progress);
+	attempt_end(progress);
+	attempt_try(progress);
+}
