@@ -55,6 +55,9 @@ TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 DATA := $(wildcard planner/presets/*.json planner/models/*.json)
 
+# A line per file; V=1 prints the commands.
+SAY = $(if $(V),,@echo '  $(1)  $(2)' && )
+
 objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
 OBJECTS := $(call objects,$(SOURCES)) $(if $(DATA),$(BUILD)/planner/builtin_data.o)
 TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
@@ -66,38 +69,37 @@ tests: $(TESTS) ## builds the test programs without running them
 
 # What the command, tests and benches link: every object, internal names visible.
 $(BUILD)/internal.a: $(OBJECTS)
-	rm -f $@ && ar rcs $@ $^
+	$(call SAY,AR,$@)rm -f $@ && ar rcs $@ $^
 
 # What is installed: one relocatable object whose hidden names are local.
 $(BUILD)/libweightsync.a: $(OBJECTS)
-	ld -r -o $(BUILD)/weightsync.o $^
-	objcopy --localize-hidden $(BUILD)/weightsync.o
-	rm -f $@ && ar rcs $@ $(BUILD)/weightsync.o
+	$(call SAY,AR,$@)ld -r -o $(BUILD)/weightsync.o $^ && objcopy --localize-hidden $(BUILD)/weightsync.o && \
+		rm -f $@ && ar rcs $@ $(BUILD)/weightsync.o
 
 # The commands and benches, for the command and for tests of them.
 $(BUILD)/commands.a: $(call objects,$(filter-out cli/main.c,$(CLI_SOURCES)) $(BENCH_SOURCES))
-	rm -f $@ && ar rcs $@ $^
+	$(call SAY,AR,$@)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/weightsync: $(BUILD)/cli/main.o $(BUILD)/commands.a $(BUILD)/internal.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
+	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS))) $(BUILD)/commands.a \
 		$(BUILD)/internal.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS_ALL) $(CHECK_LIBS)
+	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS_ALL) $(CHECK_LIBS)
 
 $(BUILD)/tests/engine $(BUILD)/tests/engine_fault: $(BUILD)/tests/engine_world.o
 $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
 $(BUILD)/tests/hub $(BUILD)/tests/hub_fault: $(BUILD)/tests/hub_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
+	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
 
 $(BUILD)/%.o: %.c Makefile | $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 
 $(BUILD)/planner/%.o: $(BUILD)/planner/%.c
-	$(CC) $(CFLAGS_ALL) -c -o $@ $<
+	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -c -o $@ $<
 
 # The presets and models, as one C table of strings, so that the binary needs no files.
 $(BUILD)/planner/builtin_data.c: planner/embed.sh $(DATA)

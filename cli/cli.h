@@ -114,6 +114,10 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 /* A folder with a checkpoint, or a built-in name. */
 int load_model(const char *name_or_folder, struct model **model_out, struct ws_error *err);
 
+/* ---- synth.c: a checkpoint of this model in a folder, contents by seed. */
+int synth_write(const struct model *model, const char *folder, uint64_t seed, uint32_t *count_out,
+		uint64_t *bytes_out, struct ws_error *err);
+
 /* ---- the commands */
 extern const struct command command_keygen, command_synth, command_manifest, command_plan,
 	command_hub, command_push, command_serve, command_run, command_bench, command_nics,

@@ -180,6 +180,24 @@ static int write_config(const struct synth *synth, const struct model *model, st
 	return rc;
 }
 
+int synth_write(const struct model *model, const char *folder, uint64_t seed, uint32_t *count_out,
+		uint64_t *bytes_out, struct ws_error *err)
+{
+	struct synth synth = {.seed = seed, .folder = folder};
+
+	int rc = list_tensors(&synth, model, err);
+	if (rc == 0 && mkdir(folder, 0755) != 0 && errno != EEXIST)
+		rc = ws_fail(err, -errno, "cannot make '%s': %s", folder, strerror(errno));
+	if (rc == 0)
+		rc = write_shards(&synth, err);
+	if (rc == 0)
+		rc = write_config(&synth, model, err);
+	*count_out = synth.count;
+	*bytes_out = synth.bytes;
+	arena_release(&synth.arena);
+	return rc;
+}
+
 /* "1/64" */
 static int parse_scale(const char *text, uint64_t *numerator, uint64_t *denominator)
 {
@@ -196,13 +214,13 @@ static int parse_scale(const char *text, uint64_t *numerator, uint64_t *denomina
 static int synth_run(const struct command *command, int argc, char **argv)
 {
 	const char *name = NULL, *scale = "1", *folder = NULL;
-	uint64_t numerator = 1, denominator = 1;
-	struct synth synth = {.seed = 1};
+	uint64_t numerator = 1, denominator = 1, seed = 1, bytes = 0;
+	uint32_t count = 0;
 	struct option_spec options[] = {
 		{"model", 0, OPTION_TEXT, &name, "NAME",
 		 "a built-in model: qwen3-30b-a3b, llama-3-70b, .."},
 		{"scale", 0, OPTION_TEXT, &scale, "A/B", "share of the bytes: 1/64"},
-		{"seed", 0, OPTION_U64, &synth.seed, "N", "other contents (default 1)"},
+		{"seed", 0, OPTION_U64, &seed, "N", "other contents (default 1)"},
 		{"output", 'o', OPTION_TEXT, &folder, "DIR",
 		 "where to write it; made if it isn't there"},
 	};
@@ -221,22 +239,13 @@ static int synth_run(const struct command *command, int argc, char **argv)
 			command,
 			"option '--scale': '%s' is not a share of at most 1; a good one is 1/64",
 			scale);
-	synth.folder = folder;
 	int rc = model_builtin(&model, name, &err);
 	if (rc == 0)
 		rc = model_scale(&small, model, numerator, denominator, &err);
 	if (rc == 0)
-		rc = list_tensors(&synth, small, &err);
-	if (rc == 0 && mkdir(folder, 0755) != 0 && errno != EEXIST)
-		rc = ws_fail(&err, -errno, "cannot make '%s': %s", folder, strerror(errno));
+		rc = synth_write(small, folder, seed, &count, &bytes, &err);
 	if (rc == 0)
-		rc = write_shards(&synth, &err);
-	if (rc == 0)
-		rc = write_config(&synth, small, &err);
-	if (rc == 0)
-		say("%s: %u tensors, %s", folder, synth.count,
-		    format_bytes(synth.bytes, size, sizeof(size)));
-	arena_release(&synth.arena);
+		say("%s: %u tensors, %s", folder, count, format_bytes(bytes, size, sizeof(size)));
 	model_free(small);
 	model_free(model);
 	return rc == 0 ? EXIT_OK : say_failure(&err);
