@@ -110,12 +110,22 @@ struct transport {
 	int (*peer_connect)(struct nic *nic, struct peer *peer, const struct address *address,
 			    struct ws_error *err);
 	/*
-	 * The fence.  0: every op of mine to peer has been reported, none of its earlier writes can
-	 * land any more, and *peer is gone.  -EAGAIN: poll, and call again with the same arguments.
-	 * Never blocks.  quiet says that the peer has told over the link that its half is closed.
-	 * While it isn't, my sending side may already be closed; the receiving side waits, unless
-	 * the transport can end it alone.  -EBUSY (after quiet could not be had; the engine asks
-	 * with abandon): the half was set aside for ever, so that nothing can land any more.
+	 * The fence.  Never blocks.  A peer has two roles, and the fence is the same for both:
+	 *
+	 *   - the first call closes my sending side at once; its unreported ops come as FAILED
+	 *     -ECANCELED through poll.  No op may be posted to peer any more, and immediates from
+	 *     it are dropped, not reported.  Now the side may say quiet to the peer over the link;
+	 *   - then my receiving side is closed, as soon as nothing can land over it any more: where
+	 *     the transport can end the connection alone (loop, fabric over tcp) whatever the peer
+	 *     does, else when the peer has said quiet, plus 50 ms.
+	 *
+	 * quiet: the peer has said that it has called peer_close.  abandon: that will never be heard;
+	 * give the receiving side up if it can't be ended.
+	 *
+	 * 0: every op of mine to peer has been reported, none of its earlier writes can land, *peer
+	 * is gone.  -EAGAIN: poll, and call again.  -EBUSY, only with abandon: as 0, but the
+	 * receiving endpoint was set aside, never to be polled or closed until the process ends.
+	 * -ENOSPC, only with abandon: no more may be set aside; the NIC must be closed.
 	 */
 	int (*peer_close)(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
 	/* Takes ops in order and returns how many it took; 0: full, poll first; negative: NIC lost.
