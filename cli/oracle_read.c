@@ -315,14 +315,16 @@ int spot_find(const struct reading *reading, const struct json *manifest, uint32
 	int rc = 0;
 	for (const struct json *at = params ? params->first : NULL; rc == 0 && !found && at;
 	     at = at->next) {
-		const char *set = json_text(json_get(at, "each"), "L", NULL);
+		const struct json *ranges = json_get(json_get(at, "each"), "L");
 		*spot_out =
 			(struct spot){.manifest = manifest, .param = at, .rank = rank, .layer = -1};
-		if (set == NULL) {
+		if (ranges == NULL) {
 			rc = try_layer(reading, spot_out, name, &found, err);
 			continue;
 		}
-		const struct json *ranges = json_get(json_get(manifest, "layers"), set);
+		/* the name of a set, or the ranges themselves */
+		if (ranges->type == JSON_STRING)
+			ranges = json_get(json_get(manifest, "layers"), ranges->text);
 		if (ranges == NULL || ranges->first == NULL)
 			continue;
 		if (ranges->first->type == JSON_NUMBER)
