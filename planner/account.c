@@ -7,86 +7,178 @@
 
 #include "planner/check.h"
 
-int account_add(struct account *account, uint32_t param, uint64_t lo, uint64_t hi)
-{
-	if (account->list.count > 0) {
-		struct interval *last =
-			(struct interval *)account->list.items + account->list.count - 1;
-		if (last->param == param && last->hi == lo) {
-			last->hi = hi;
-			return 0;
-		}
-	}
-	struct interval *interval = vec_add(&account->list, sizeof(*interval));
-	if (interval == NULL)
-		return -ENOMEM;
-	*interval = (struct interval){param, lo, hi};
-	return 0;
-}
+/* Elements [lo, hi) of a param, while a form's pieces are compared. */
+struct interval {
+	uint64_t lo, hi;
+};
 
 static int interval_order(const void *a, const void *b)
 {
 	const struct interval *x = a, *y = b;
 
-	if (x->param != y->param)
-		return x->param < y->param ? -1 : 1;
 	return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-void account_close(struct account *account, struct interval *twice_out)
+/* Adds the stretches of local elements that a piece covers, dense dims taken together. */
+static int piece_intervals(struct vec *list, const struct piece *piece)
 {
-	struct interval *list = account->list.items;
-	size_t kept = 0;
+	uint64_t at[BOX_DIM_MAX] = {0}, line = 1, lines = 1;
+	uint32_t outer = piece->dim_count;
 
-	*twice_out = (struct interval){0};
-	if (account->list.count == 0)
-		return;
-	qsort(list, account->list.count, sizeof(*list), interval_order);
-	for (size_t i = 1; i < account->list.count; i++) {
-		if (list[i].param == list[kept].param && list[i].lo < list[kept].hi) {
-			if (twice_out->hi == 0)
-				*twice_out = (struct interval){list[i].param, list[i].lo,
-							       MIN(list[i].hi, list[kept].hi)};
-			list[kept].hi = MAX(list[kept].hi, list[i].hi);
-		} else if (list[i].param == list[kept].param && list[i].lo == list[kept].hi) {
-			list[kept].hi = list[i].hi;
-		} else {
-			list[++kept] = list[i];
-		}
-	}
-	account->list.count = kept + 1;
-}
-
-int account_form(struct account *account, uint32_t param, const struct param *of)
-{
-	uint64_t bytes = ws_dtype_bytes(of->dtype);
-
-	for (uint32_t p = 0; p < of->form->piece_count; p++) {
-		const struct piece *piece = &of->form->pieces[p];
-		uint64_t at[BOX_DIM_MAX] = {0}, elements = 1;
-		for (uint32_t d = 0; d < piece->dim_count; d++)
-			elements *= piece->extent[d];
-		/* A dense last dim is one step. */
-		uint32_t last = piece->dim_count;
-		uint64_t line = 1;
-		if (last > 0 && piece->stride[last - 1] == 1)
-			line = piece->extent[--last];
-		for (uint64_t done = 0; done < elements; done += line) {
-			int64_t place = (int64_t)piece->place;
-			for (uint32_t d = 0; d < last; d++)
-				place += (int64_t)at[d] * piece->stride[d];
-			int rc = account_add(account, param, (uint64_t)place * bytes,
-					     ((uint64_t)place + line) * bytes);
-			if (rc != 0)
-				return rc;
-			for (uint32_t d = last; d > 0; d--) {
-				if (++at[d - 1] < piece->extent[d - 1])
-					break;
-				at[d - 1] = 0;
-			}
+	while (outer > 0 && piece->stride[outer - 1] >= 0 &&
+	       (uint64_t)piece->stride[outer - 1] == line)
+		line *= piece->extent[--outer];
+	for (uint32_t d = 0; d < outer; d++)
+		lines *= piece->extent[d];
+	for (uint64_t i = 0; i < lines; i++) {
+		int64_t place = (int64_t)piece->place;
+		for (uint32_t d = 0; d < outer; d++)
+			place += (int64_t)at[d] * piece->stride[d];
+		struct interval *interval = vec_add(list, sizeof(*interval));
+		if (interval == NULL)
+			return -ENOMEM;
+		*interval = (struct interval){(uint64_t)place, (uint64_t)place + line};
+		for (uint32_t d = outer; d > 0; d--) {
+			if (++at[d - 1] < piece->extent[d - 1])
+				break;
+			at[d - 1] = 0;
 		}
 	}
 	return 0;
+}
+
+int account_form_overlaps(const struct form *form)
+{
+	struct vec list = {0};
+	int rc = 0;
+
+	for (uint32_t p = 0; rc == 0 && p < form->piece_count; p++)
+		rc = piece_intervals(&list, &form->pieces[p]);
+	if (rc == 0 && list.count > 0) {
+		struct interval *intervals = list.items;
+		qsort(intervals, list.count, sizeof(*intervals), interval_order);
+		for (size_t i = 1; rc == 0 && i < list.count; i++)
+			rc = intervals[i].lo < intervals[i - 1].hi;
+	}
+	vec_release(&list);
+	return rc;
+}
+
+/* Joins a claim to the last one where it continues it along one dim. */
+static bool claim_join(struct claim *last, const struct claim *claim)
+{
+	uint32_t along = BOX_DIM_MAX;
+
+	if (last->param != claim->param || last->piece != claim->piece)
+		return false;
+	for (uint32_t d = 0; d < claim->box.dim_count; d++) {
+		bool same = last->box.offset[d] == claim->box.offset[d] &&
+			    last->box.extent[d] == claim->box.extent[d];
+		if (same)
+			continue;
+		if (along != BOX_DIM_MAX ||
+		    last->box.offset[d] + last->box.extent[d] != claim->box.offset[d])
+			return false;
+		along = d;
+	}
+	if (along == BOX_DIM_MAX)
+		return false;
+	last->box.extent[along] += claim->box.extent[along];
+	return true;
+}
+
+static int claim_add(struct account *account, const struct claim *claim)
+{
+	if (account == NULL)
+		return 0;
+	if (account->claims.count > 0 &&
+	    claim_join((struct claim *)account->claims.items + account->claims.count - 1, claim))
+		return 0;
+	struct claim *added = vec_add(&account->claims, sizeof(*added));
+	if (added == NULL)
+		return -ENOMEM;
+	*added = *claim;
+	return 0;
+}
+
+static int claim_order(const void *a, const void *b)
+{
+	const struct claim *x = a, *y = b;
+
+	if (x->param != y->param)
+		return x->param < y->param ? -1 : 1;
+	if (x->piece != y->piece)
+		return x->piece < y->piece ? -1 : 1;
+	for (uint32_t d = 0; d < x->box.dim_count; d++)
+		if (x->box.offset[d] != y->box.offset[d])
+			return x->box.offset[d] < y->box.offset[d] ? -1 : 1;
+	return 0;
+}
+
+static uint64_t claim_volume(const struct claim *claim)
+{
+	uint64_t volume = 1;
+
+	for (uint32_t d = 0; d < claim->box.dim_count; d++)
+		volume *= claim->box.extent[d];
+	return volume;
+}
+
+static bool claims_meet(const struct box *a, const struct box *b)
+{
+	for (uint32_t d = 0; d < a->dim_count; d++)
+		if (a->offset[d] >= b->offset[d] + b->extent[d] ||
+		    b->offset[d] >= a->offset[d] + a->extent[d])
+			return false;
+	return true;
+}
+
+/* The claims of one piece, sorted: disjoint, and together as large as the piece. */
+static const char *piece_fault(const struct claim *claims, size_t count, const struct piece *piece,
+			       struct claim *at_out)
+{
+	uint64_t volume = 0, needed = 1;
+
+	for (uint32_t d = 0; d < piece->dim_count; d++)
+		needed *= piece->extent[d];
+	for (size_t i = 0; i < count; i++) {
+		const struct box *box = &claims[i].box;
+		volume += claim_volume(&claims[i]);
+		for (size_t j = i + 1; j < count; j++) {
+			if (box->dim_count > 0 &&
+			    claims[j].box.offset[0] >= box->offset[0] + box->extent[0])
+				break;
+			if (!claims_meet(box, &claims[j].box))
+				continue;
+			*at_out = claims[j];
+			return "is written twice";
+		}
+	}
+	return volume == needed ? NULL : "isn't all written";
+}
+
+const char *account_fault(struct account *account, const struct rank_params *mine,
+			  struct claim *at_out)
+{
+	struct claim *claims = account->claims.items;
+	size_t count = account->claims.count, i = 0;
+
+	if (count > 0)
+		qsort(claims, count, sizeof(*claims), claim_order);
+	for (uint32_t p = 0; p < mine->count; p++) {
+		const struct form *form = mine->params[p].form;
+		for (uint32_t s = 0; s < form->piece_count; s++) {
+			size_t first = i;
+			while (i < count && claims[i].param == p && claims[i].piece == s)
+				i++;
+			*at_out = (struct claim){.param = p, .piece = s};
+			const char *fault =
+				piece_fault(claims + first, i - first, &form->pieces[s], at_out);
+			if (fault != NULL)
+				return fault;
+		}
+	}
+	return NULL; /* a claim is always of a piece, so none is left */
 }
 
 /* A piece's dims from the widest stride down, all counted upwards. */
@@ -185,100 +277,155 @@ static void spot_name(const struct spot_param *spot, const struct piece *piece, 
 		    rule->expert_lo < 0 ? -1 : expert, out, bytes);
 }
 
-/* A line of elements, equally far apart at both ends. */
-struct line {
+/* What follows one part. */
+struct follow {
+	struct account *account;
+	const struct plan_part *part;
 	struct spot_param *source, *target;
-	uint64_t source_at, target_at; /* local elements */
-	int64_t source_stride, target_stride;
-	uint64_t count;
 	const struct piece *source_piece, *target_piece; /* whose names are known to be equal */
+	uint64_t source_at[BOX_DIM_MAX], target_at[BOX_DIM_MAX];
+	char *why;
+	size_t why_bytes;
 };
 
-/* How many elements from here on stay on the same canonical dim in both pieces. */
-static uint64_t line_stretch(const struct line *line, const struct piece *s, const struct piece *t,
-			     const uint64_t *s_at, const uint64_t *t_at)
-{
-	for (uint32_t d = 0; d < s->dim_count; d++) {
-		if (s->stride[d] != line->source_stride || t->stride[d] != line->target_stride)
-			continue;
-		uint64_t steps = MIN(s->extent[d] - s_at[d], t->extent[d] - t_at[d]);
-		bool whole_rows = d > 0 && s_at[d] == 0 && t_at[d] == 0 &&
-				  s->extent[d] == t->extent[d] &&
-				  s->stride[d - 1] == s->stride[d] * (int64_t)s->extent[d] &&
-				  t->stride[d - 1] == t->stride[d] * (int64_t)t->extent[d];
-		if (whole_rows)
-			steps *=
-				MIN(s->extent[d - 1] - s_at[d - 1], t->extent[d - 1] - t_at[d - 1]);
-		return steps;
-	}
-	return 1;
-}
-
-static int line_follow(struct line *line, char *why, size_t why_bytes)
+/* Looks at one element of each end: sets the pieces and the steps in them.  0 if they are one. */
+static int follow_element(struct follow *follow, uint64_t x, uint64_t y)
 {
 	char have[512], want[512];
-	uint64_t s_at[BOX_DIM_MAX], t_at[BOX_DIM_MAX];
+	const struct piece *s = spot_find(follow->source, x, follow->source_at);
+	const struct piece *t = spot_find(follow->target, y, follow->target_at);
 
-	for (uint64_t done = 0, steps; done < line->count; done += steps) {
-		uint64_t x = line->source_at + done * (uint64_t)line->source_stride;
-		uint64_t y = line->target_at + done * (uint64_t)line->target_stride;
-		const struct piece *s = spot_find(line->source, x, s_at);
-		const struct piece *t = spot_find(line->target, y, t_at);
-		if (s == NULL || t == NULL) {
-			snprintf(why, why_bytes, "element %" PRIu64 " of '%s' is padding at the %s",
-				 s == NULL ? x : y,
-				 (s == NULL ? line->source : line->target)->param->name,
-				 s == NULL ? "source" : "target");
+	if (s == NULL || t == NULL) {
+		snprintf(follow->why, follow->why_bytes,
+			 "element %" PRIu64 " of '%s' is padding at the %s", s == NULL ? x : y,
+			 (s == NULL ? follow->source : follow->target)->param->name,
+			 s == NULL ? "source" : "target");
+		return 1;
+	}
+	if (s != follow->source_piece || t != follow->target_piece) {
+		spot_name(follow->source, s, have, sizeof(have));
+		spot_name(follow->target, t, want, sizeof(want));
+		if (strcmp(have, want) != 0) {
+			snprintf(follow->why, follow->why_bytes, "a place of '%s' gets '%s'", want,
+				 have);
 			return 1;
 		}
-		if (s != line->source_piece || t != line->target_piece) {
-			spot_name(line->source, s, have, sizeof(have));
-			spot_name(line->target, t, want, sizeof(want));
-			if (strcmp(have, want) != 0) {
-				snprintf(why, why_bytes, "a place of '%s' gets '%s'", want, have);
-				return 1;
-			}
-			line->source_piece = s;
-			line->target_piece = t;
-		}
-		for (uint32_t d = 0; d < s->dim_count; d++)
-			if (s->offset[d] + s_at[d] != t->offset[d] + t_at[d]) {
-				snprintf(why, why_bytes,
-					 "index %" PRIu64 " of dim %" PRIu32 " of a tensor goes "
-					 "to the place of index %" PRIu64,
-					 s->offset[d] + s_at[d], d, t->offset[d] + t_at[d]);
-				return 1;
-			}
-		steps = MIN(line->count - done, line_stretch(line, s, t, s_at, t_at));
+		follow->source_piece = s;
+		follow->target_piece = t;
+	}
+	for (uint32_t d = 0; d < s->dim_count; d++) {
+		uint64_t from = s->offset[d] + follow->source_at[d],
+			 to = t->offset[d] + follow->target_at[d];
+		if (from == to)
+			continue;
+		snprintf(follow->why, follow->why_bytes,
+			 "index %" PRIu64 " of dim %" PRIu32 " of '%s' goes to the "
+			 "place of index %" PRIu64,
+			 from, d, follow->target->param->name, to);
+		return 1;
 	}
 	return 0;
 }
 
-static int line_account(struct account *account, const struct plan_part *part, uint64_t dst,
-			int64_t stride, uint64_t count)
+/*
+ * The canonical dim along which both pieces go by these strides for `extent` steps from where
+ * they are; BOX_DIM_MAX if there is none.  Where it is found, all those elements are the same at
+ * both ends, because places are affine in the steps.
+ */
+static uint32_t dim_along(const struct follow *follow, int64_t source_stride, int64_t target_stride,
+			  uint64_t extent)
 {
-	uint64_t bytes = ws_dtype_bytes(part->to);
-	int rc = 0;
+	const struct piece *s = follow->source_piece, *t = follow->target_piece;
 
-	if (account == NULL)
-		return 0;
-	if ((uint64_t)stride == bytes)
-		return account_add(account, part->dst_param, dst, dst + count * bytes);
-	for (uint64_t i = 0; rc == 0 && i < count; i++, dst += (uint64_t)stride)
-		rc = account_add(account, part->dst_param, dst, dst + bytes);
-	return rc;
+	for (uint32_t d = 0; d < s->dim_count; d++)
+		if (s->stride[d] == source_stride && t->stride[d] == target_stride &&
+		    extent <= s->extent[d] - follow->source_at[d] &&
+		    extent <= t->extent[d] - follow->target_at[d])
+			return d;
+	return BOX_DIM_MAX;
 }
 
-int account_part(struct account *account, const struct plan_part *part, struct spot_param *source,
-		 struct spot_param *target, char *why, size_t why_bytes)
+static struct claim claim_here(const struct follow *follow)
 {
+	struct claim claim = {.param = follow->part->dst_param,
+			      .piece = follow->target->piece,
+			      .box.dim_count = follow->target_piece->dim_count};
+
+	for (uint32_t d = 0; d < claim.box.dim_count; d++) {
+		claim.box.offset[d] = follow->target_at[d];
+		claim.box.extent[d] = 1;
+	}
+	return claim;
+}
+
+/* The whole part at once, where each of its dims is one canonical dim; false where it isn't. */
+static bool follow_box(struct follow *follow, int64_t from, int64_t to, int *rc)
+{
+	const struct plan_part *part = follow->part;
+	struct claim claim = claim_here(follow);
+
+	for (uint32_t d = 0; d < part->dim_count; d++) {
+		if (part->extent[d] == 1)
+			continue;
+		uint32_t dim = dim_along(follow, part->src_stride[d] / from,
+					 part->dst_stride[d] / to, part->extent[d]);
+		if (dim == BOX_DIM_MAX || claim.box.extent[dim] != 1)
+			return false;
+		claim.box.extent[dim] = part->extent[d];
+	}
+	*rc = claim_add(follow->account, &claim);
+	return true;
+}
+
+/* Whole rows of dim d - 1 that lie one behind the other at both ends, `count` elements at most. */
+static uint64_t rows_here(const struct follow *follow, uint32_t d, uint64_t count)
+{
+	const struct piece *s = follow->source_piece, *t = follow->target_piece;
+
+	if (d == 0 || follow->source_at[d] != 0 || follow->target_at[d] != 0 ||
+	    s->extent[d] != t->extent[d] ||
+	    s->stride[d - 1] != s->stride[d] * (int64_t)s->extent[d] ||
+	    t->stride[d - 1] != t->stride[d] * (int64_t)t->extent[d])
+		return 0;
+	uint64_t rows = MIN(s->extent[d - 1] - follow->source_at[d - 1],
+			    t->extent[d - 1] - follow->target_at[d - 1]);
+	return MIN(rows, count / s->extent[d]);
+}
+
+/* A line of elements, stretch by stretch. */
+static int follow_line(struct follow *follow, uint64_t x, uint64_t y, int64_t source_stride,
+		       int64_t target_stride, uint64_t count)
+{
+	for (uint64_t done = 0, steps; done < count; done += steps) {
+		int rc = follow_element(follow, x + done * (uint64_t)source_stride,
+					y + done * (uint64_t)target_stride);
+		if (rc != 0)
+			return rc;
+		struct claim claim = claim_here(follow);
+		uint32_t d = dim_along(follow, source_stride, target_stride, 1);
+		steps = 1;
+		if (d != BOX_DIM_MAX) {
+			uint64_t rows = rows_here(follow, d, count - done);
+			steps = MIN(follow->source_piece->extent[d] - follow->source_at[d],
+				    follow->target_piece->extent[d] - follow->target_at[d]);
+			steps = MIN(steps, count - done);
+			claim.box.extent[d] = steps;
+			if (rows > 1) {
+				claim.box.extent[d - 1] = rows;
+				steps *= rows;
+			}
+		}
+		rc = claim_add(follow->account, &claim);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+static int follow_lines(struct follow *follow, int64_t from, int64_t to)
+{
+	const struct plan_part *part = follow->part;
 	uint32_t last = part->dim_count - 1;
-	int64_t from = (int64_t)ws_dtype_bytes(part->from), to = (int64_t)ws_dtype_bytes(part->to);
-	struct line line = {.source = source,
-			    .target = target,
-			    .count = part->extent[last],
-			    .source_stride = part->src_stride[last] / from,
-			    .target_stride = part->dst_stride[last] / to};
 	uint64_t at[BOX_DIM_MAX] = {0}, lines = 1;
 
 	for (uint32_t d = 0; d < last; d++)
@@ -289,18 +436,9 @@ int account_part(struct account *account, const struct plan_part *part, struct s
 			src += (int64_t)at[d] * part->src_stride[d];
 			dst += (int64_t)at[d] * part->dst_stride[d];
 		}
-		if (src % from != 0 || dst % to != 0 || part->src_stride[last] % from != 0 ||
-		    part->dst_stride[last] % to != 0) {
-			snprintf(why, why_bytes,
-				 "a byte place isn't a multiple of its dtype's size");
-			return 1;
-		}
-		line.source_at = (uint64_t)(src / from);
-		line.target_at = (uint64_t)(dst / to);
-		int rc = line_follow(&line, why, why_bytes);
-		if (rc == 0)
-			rc = line_account(account, part, (uint64_t)dst, part->dst_stride[last],
-					  line.count);
+		int rc = follow_line(follow, (uint64_t)(src / from), (uint64_t)(dst / to),
+				     part->src_stride[last] / from, part->dst_stride[last] / to,
+				     part->extent[last]);
 		if (rc != 0)
 			return rc;
 		for (uint32_t d = last; d > 0; d--) {
@@ -310,4 +448,35 @@ int account_part(struct account *account, const struct plan_part *part, struct s
 		}
 	}
 	return 0;
+}
+
+static bool whole_elements(const struct plan_part *part, int64_t from, int64_t to)
+{
+	bool whole = part->src_offset % (uint64_t)from == 0 && part->dst_offset % (uint64_t)to == 0;
+
+	for (uint32_t d = 0; d < part->dim_count; d++)
+		whole = whole && part->src_stride[d] % from == 0 && part->dst_stride[d] % to == 0;
+	return whole;
+}
+
+int account_part(struct account *account, const struct plan_part *part, struct spot_param *source,
+		 struct spot_param *target, char *why, size_t why_bytes)
+{
+	int64_t from = (int64_t)ws_dtype_bytes(part->from), to = (int64_t)ws_dtype_bytes(part->to);
+	struct follow follow = {.account = account,
+				.part = part,
+				.source = source,
+				.target = target,
+				.why = why,
+				.why_bytes = why_bytes};
+
+	if (!whole_elements(part, from, to)) {
+		snprintf(why, why_bytes, "a place in bytes isn't a multiple of its dtype's size");
+		return 1;
+	}
+	int rc = follow_element(&follow, part->src_offset / (uint64_t)from,
+				part->dst_offset / (uint64_t)to);
+	if (rc != 0 || follow_box(&follow, from, to, &rc))
+		return rc;
+	return follow_lines(&follow, from, to);
 }

@@ -23,7 +23,8 @@ struct checking {
 	struct arena arena;    /* lives as long as the peers */
 	struct peer *peers[2]; /* by rank of one side; of one replica */
 	struct pair_account *pairs;
-	struct account written, covered;
+	struct account written;
+	struct idmap forms; /* rule and form id: the form was looked at */
 };
 
 static int peer_params(struct checking *checking, uint32_t member, struct spot_param *spot,
@@ -43,7 +44,8 @@ static int peer_params(struct checking *checking, uint32_t member, struct spot_p
 		peer->known = true;
 	}
 	*params_out = &peer->params;
-	if (spot != NULL && param < peer->params.count)
+	if (spot != NULL && param < peer->params.count &&
+	    spot->param != &peer->params.params[param])
 		*spot = (struct spot_param){
 			.manifest = manifest, .rank = rank, .param = &peer->params.params[param]};
 	return 0;
@@ -288,53 +290,52 @@ static void check_pairs(struct checking *checking)
 	}
 }
 
-/* Compares what was written with what the params cover; both are sorted and joined. */
-static void compare_accounts(struct checking *checking, const struct rank_params *mine)
+/* Pieces must not share elements, or "each piece once" isn't "each byte once". */
+static int check_forms(struct checking *checking, const struct rank_params *mine)
 {
-	const struct interval *written = checking->written.list.items,
-			      *covered = checking->covered.list.items;
-	size_t count = MAX(checking->written.list.count, checking->covered.list.count);
-
-	for (size_t i = 0; i < count; i++) {
-		bool has = i < checking->written.list.count,
-		     needs = i < checking->covered.list.count;
-		if (has && needs &&
-		    memcmp(&written[i].lo, &covered[i].lo, 2 * sizeof(uint64_t)) == 0 &&
-		    written[i].param == covered[i].param)
+	for (uint32_t i = 0; i < mine->count; i++) {
+		const struct param *param = &mine->params[i];
+		uint64_t key = (uint64_t)param->rule << 32 | param->form->id;
+		if (idmap_get(&checking->forms, key) != NONE)
 			continue;
-		const struct interval *at = needs ? &covered[i] : &written[i];
-		findings_add(checking->findings, needs ? "missing" : "outside",
-			     mine->params[at->param].name,
-			     "bytes [%" PRIu64 ", %" PRIu64 ") of '%s' %s", at->lo, at->hi,
-			     mine->params[at->param].name,
-			     needs ? "aren't all written" : "are written but not covered");
-		return;
+		int rc = account_form_overlaps(param->form);
+		if (rc == 1)
+			findings_add(checking->findings, "doubled", param->name,
+				     "two pieces of '%s' in the rollout's "
+				     "manifest share elements",
+				     param->name);
+		if (rc < 0 || idmap_put(&checking->forms, key, 0) != 0)
+			return plan_no_memory(checking->err);
 	}
+	return 0;
 }
 
 static int check_coverage(struct checking *checking)
 {
 	const struct rank_params *mine;
-	struct interval twice;
+	char box[160];
+	struct claim at;
 	int rc = peer_params(checking, checking->plan->self, NULL, 0, &mine);
 
-	for (uint32_t i = 0; rc == 0 && i < mine->count; i++)
-		if (account_form(&checking->covered, i, &mine->params[i]) != 0)
-			rc = plan_no_memory(checking->err);
+	if (rc == 0)
+		rc = check_forms(checking, mine);
 	if (rc != 0)
 		return rc;
-	account_close(&checking->written, &twice);
-	if (twice.hi != 0)
-		findings_add(checking->findings, "doubled", mine->params[twice.param].name,
-			     "bytes [%" PRIu64 ", %" PRIu64 ") of '%s' are written twice", twice.lo,
-			     twice.hi, mine->params[twice.param].name);
-	account_close(&checking->covered, &twice);
-	if (twice.hi != 0)
-		findings_add(checking->findings, "doubled", mine->params[twice.param].name,
-			     "bytes [%" PRIu64 ", %" PRIu64
-			     ") of '%s' are covered by two pieces of its manifest",
-			     twice.lo, twice.hi, mine->params[twice.param].name);
-	compare_accounts(checking, mine);
+	const char *fault = account_fault(&checking->written, mine, &at);
+	if (fault == NULL)
+		return 0;
+	const struct param *param = &mine->params[at.param];
+	const struct piece *piece = &param->form->pieces[at.piece];
+	at.box.dim_count = piece->dim_count;
+	for (uint32_t d = 0; d < piece->dim_count; d++) {
+		at.box.extent[d] = at.box.extent[d] == 0 ? piece->extent[d] : at.box.extent[d];
+		at.box.offset[d] += piece->offset[d];
+	}
+	findings_add(checking->findings,
+		     strcmp(fault, "is written twice") == 0 ? "doubled" : "missing", param->name,
+		     "%s of '%s' in '%s' %s", box_text(&at.box, box, sizeof(box)),
+		     manifest_tensor(checking->plan->input.rollout, piece->tensor)->name,
+		     param->name, fault);
 	return 0;
 }
 
@@ -363,7 +364,7 @@ static int check_member(struct checking *checking, const struct plan *plan)
 	int rc;
 
 	checking->plan = plan;
-	checking->written.list.count = checking->covered.list.count = 0;
+	checking->written.claims.count = 0;
 	rc = accounts_make(checking, &arena) != 0 ? plan_no_memory(checking->err) : 0;
 	while (rc == 0 && (receives ? plan_next_receive(plan, &cursor, &copy)
 				    : plan_next_send(plan, &cursor, &copy)))
@@ -409,8 +410,8 @@ int plan_check(const struct plan *plan, struct findings *findings, struct ws_err
 		rc = check_member(&checking, plan);
 	if (rc == 0 && checking.findings->count > found)
 		rc = findings_fail(checking.findings, -EINVAL, err);
-	vec_release(&checking.written.list);
-	vec_release(&checking.covered.list);
+	vec_release(&checking.written.claims);
+	idmap_release(&checking.forms);
 	arena_release(&checking.arena);
 	return rc;
 }

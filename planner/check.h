@@ -8,14 +8,14 @@
 
 #include "planner/plan_internal.h"
 
-/* Bytes [lo, hi) of a param. */
-struct interval {
-	uint32_t param;
-	uint64_t lo, hi;
+/* A box inside a piece of a param, in steps of the piece: written once. */
+struct claim {
+	uint32_t param, piece;
+	struct box box;
 };
 
 struct account {
-	struct vec list; /* of struct interval, as they came; neighbours joined */
+	struct vec claims; /* of struct claim, as they came; neighbours joined */
 };
 
 struct peer {
@@ -31,12 +31,6 @@ struct spot_param {
 	uint32_t piece; /* met last: tried first */
 };
 
-int account_add(struct account *account, uint32_t param, uint64_t lo, uint64_t hi);
-/* Sorts and joins; *twice_out is an interval that was written twice, else its hi is 0. */
-void account_close(struct account *account, struct interval *twice_out);
-/* Adds all that the form's pieces cover. */
-int account_form(struct account *account, uint32_t param, const struct param *of);
-
 /*
  * Follows a part from its first element to its last: each source element must be the canonical
  * element that the target's is.  Writes what the target gets into account (NULL: no account).
@@ -44,5 +38,12 @@ int account_form(struct account *account, uint32_t param, const struct param *of
  */
 int account_part(struct account *account, const struct plan_part *part, struct spot_param *source,
 		 struct spot_param *target, char *why, size_t why_bytes);
+
+/* What is wrong with a receiver's account, or NULL: the first claim or piece that it is about. */
+const char *account_fault(struct account *account, const struct rank_params *mine,
+			  struct claim *at_out);
+
+/* Whether two pieces of a form share a local element: 0 or 1, -ENOMEM. */
+int account_form_overlaps(const struct form *form);
 
 #endif
