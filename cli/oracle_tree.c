@@ -3,6 +3,7 @@
  * The expression language, element by element: a tree with shapes, and the walk of one index from
  * the local param down to a canonical element.  Slow and plain on purpose.
  */
+#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -200,13 +201,14 @@ static struct tree *pick_child(const struct tree *tree, uint64_t at, uint64_t *r
 		}
 		inside -= share;
 	}
-	return NULL;
+	assert(false); /* shares add up to the whole */
+	return tree->child[0];
 }
 
 struct tree *tree_locate(struct tree *tree, const uint64_t *index, uint64_t *element_out)
 {
 	uint64_t below[TREE_DIM_MAX];
-	struct tree *child = tree->child_count > 0 ? tree->child[0] : NULL;
+	struct tree *child = tree->child_count > 0 ? tree->child[0] : tree;
 	uint32_t dim = tree->dim;
 
 	memcpy(below, index, tree->dim_count * sizeof(*index));

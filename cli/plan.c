@@ -66,7 +66,7 @@ static int read_places(const char *path, struct arena *arena, struct plan_input 
 				err, -EINVAL,
 				"places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64",
 				path, i);
-		strcpy(places[i].host, host);
+		snprintf(places[i].host, sizeof(places[i].host), "%s", host);
 		places[i].nic_count = (uint32_t)nics;
 		places[i].mbps = (uint64_t)mbps;
 	}

@@ -76,7 +76,7 @@ static int push_run(const struct command *command, int argc, char **argv)
 		status = say_failure(&err);
 	if (status < 0) {
 		catch_signals();
-		status = trainer_role(&job, NULL);
+		status = trainer_role(&job);
 	}
 	job_release(&job);
 	arena_release(&arena);

@@ -31,7 +31,9 @@ struct job {
 	struct rules rules;
 	uint64_t staging_bytes;
 	/* and then */
-	bool hub_here; /* `run` on rank 0: the hub is a thread of this process */
+	bool hub_here;		/* `run` on rank 0: the hub is a thread of this process */
+	struct rendezvous meet; /* `run` without --hub: the job's folder */
+	char endpoint[128];	/* ... and the hub found in it */
 	bool verify, inplace, as_json;
 	const char *dump, *on_reload;
 	uint32_t reload_ms; /* deadline of an exec: command */
@@ -45,9 +47,8 @@ struct job {
 		.reload_ms = 60000                                                              \
 	}
 
-/* Both return an exit status and have said what went wrong.  meet: where to write the hub's
- * endpoint, if it is mine. */
-int trainer_role(struct job *job, const struct rendezvous *meet);
+/* Both return an exit status and have said what went wrong. */
+int trainer_role(struct job *job);
 int rollout_role(struct job *job);
 void job_release(struct job *job);
 

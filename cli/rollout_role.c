@@ -244,14 +244,14 @@ static int step_until_over(struct holder *holder, struct ws_error *err)
 		int rc = ws_rollout_step(holder->rollout, err);
 		if (rc == -ECANCELED)
 			return 0;
-		if (rc == 0)
+		if (rc == 0) {
 			gone_until = 0;
-		else if (rc != -ECONNRESET)
+			continue;
+		}
+		if (rc != -ECONNRESET || (gone_until != 0 && clock_ns() > gone_until))
 			return rc;
-		else if (gone_until == 0)
+		if (gone_until == 0)
 			gone_until = deadline_in_ms(HUB_GONE_MS);
-		else if (clock_ns() > gone_until)
-			return rc;
 	}
 }
 

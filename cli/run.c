@@ -54,29 +54,27 @@ static int find_role(struct job *job, bool *trains_out, struct ws_error *err)
 
 static int play_role(struct job *job, bool trains)
 {
-	struct rendezvous meet = {0};
 	struct ws_error err = {0};
-	char endpoint[128];
 	int rc = 0, status;
 
 	job->hub_here = job->launch.rank == 0;
 	if (job->hub == NULL && job->launch.rank == 0) {
-		rc = rendezvous_make(&meet, &job->launch, &err);
+		rc = rendezvous_make(&job->meet, &job->launch, &err);
 		job->hub = "tcp://127.0.0.1:*";
-		job->key_file = meet.key_file;
+		job->key_file = job->meet.key_file;
 	} else if (job->hub == NULL) {
-		rc = rendezvous_find(&meet, &job->launch, endpoint, sizeof(endpoint),
+		rc = rendezvous_find(&job->meet, &job->launch, job->endpoint, sizeof(job->endpoint),
 				     deadline_in_ms(job->start_ms), &err);
-		job->hub = endpoint;
-		job->key_file = meet.key_file;
+		job->hub = job->endpoint;
+		job->key_file = job->meet.key_file;
 	}
 	if (rc != 0)
 		status = say_failure(&err);
 	else if (trains)
-		status = trainer_role(job, &meet);
+		status = trainer_role(job);
 	else
 		status = rollout_role(job);
-	rendezvous_end(&meet);
+	rendezvous_end(&job->meet);
 	return status;
 }
 

@@ -248,7 +248,7 @@ static int add_params(struct ws_trainer *trainer, const struct rank_memory *memo
 	return rc;
 }
 
-int trainer_role(struct job *job, const struct rendezvous *meet)
+int trainer_role(struct job *job)
 {
 	struct ws_error err = {0};
 	struct ws_trainer *trainer = NULL;
@@ -259,8 +259,8 @@ int trainer_role(struct job *job, const struct rendezvous *meet)
 		rc = open_trainer(&trainer, job, &err);
 	cancel_on_signal(trainer);
 	/* The others look for the hub while this rank still reads its checkpoint. */
-	if (rc == 0 && meet != NULL && meet->mine)
-		rc = rendezvous_say_hub(meet, ws_trainer_hub(trainer), &err);
+	if (rc == 0 && job->meet.mine)
+		rc = rendezvous_say_hub(&job->meet, ws_trainer_hub(trainer), &err);
 	if (rc == 0)
 		rc = fill_params(&memory, job->trainer, job->rank, &job->checkpoint, &err);
 	if (rc == 0)
