@@ -344,9 +344,13 @@ void version_armed(struct version *version, int rc, const struct ws_error *err,
 	version->opening = false;
 	if (version->inplace)
 		poison(version);
-	set_state(version, RANK_READY, out);
-	act(out, ACT_READY);
+	version->state = RANK_READY;
 	version_settle(version, out);
+	/* Nobody is told of a state that a drop or an abort has ended already. */
+	if (version->state == RANK_READY) {
+		act(out, ACT_SAY);
+		act(out, ACT_READY);
+	}
 }
 
 void version_landed(struct version *version, struct version_actions *out)
