@@ -13,7 +13,7 @@
 
 /* ---------------------------------------------------------------- memory */
 
-int arena_open(struct ws_rollout *rollout, struct ws_error *err)
+int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
 	rollout->ring_region = UINT32_MAX;
 	for (uint32_t i = 0; i < rollout->params.count; i++)
@@ -34,7 +34,7 @@ int arena_open(struct ws_rollout *rollout, struct ws_error *err)
 	return 0;
 }
 
-int arena_register(struct ws_rollout *rollout, struct ws_error *err)
+int landing_register(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint32_t region;
 
@@ -68,13 +68,13 @@ int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 	return engine_region_add(rollout->engine, &rollout->ring, &rollout->ring_region, err);
 }
 
-void arena_close(struct ws_rollout *rollout)
+void landing_close(struct ws_rollout *rollout)
 {
 	ws_memory_free(&rollout->ring);
 	ws_memory_free(&rollout->spare);
 }
 
-void arena_copy_out(struct ws_rollout *rollout)
+void landing_copy_out(struct ws_rollout *rollout)
 {
 	if (rollout->inplace)
 		return;

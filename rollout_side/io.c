@@ -209,13 +209,13 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 	case MEMBER_REPLICAS:
 		break;
 	case MEMBER_ROSTER:
-		wire_roster(rollout, event);
+		rollout_wire_roster(rollout, event);
 		break;
 	case MEMBER_QUIET:
-		wire_quiet(rollout, event->generation);
+		rollout_wire_quiet(rollout, event->generation);
 		break;
 	case MEMBER_PAIR:
-		wire_request(rollout, event);
+		rollout_wire_request(rollout, event);
 		break;
 	case MEMBER_WORD:
 		word_take(rollout, event);
@@ -281,7 +281,7 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 	if (rollout->wire.state != WIRE_WIRED || rollout->version.state != RANK_READY)
 		return;
 	ws_fail(&why, -EIO, "%s's credit to %s by NIC '%s' failed (version %llu): %s",
-		rollout->name, wire_member_name(rollout, about, name),
+		rollout->name, rollout_wire_member_name(rollout, about, name),
 		nic_name(rollout, event->nic), (unsigned long long)rollout->version.version,
 		strerror(-event->status));
 	member_say_failure(rollout->member, FAILURE_OP, rollout->version.attempt, about, &why);
@@ -302,7 +302,8 @@ static void stray_why(const struct ws_rollout *rollout, const struct engine_even
 	ws_fail(why, -EPROTO,
 		"fence broken: %s got a write %s from %s by NIC '%s' (immediate %08x, attempt %llu)",
 		rollout->name, kinds[event->stray],
-		from == UINT32_MAX ? "an unknown member" : wire_member_name(rollout, from, name),
+		from == UINT32_MAX ? "an unknown member"
+				   : rollout_wire_member_name(rollout, from, name),
 		nic_name(rollout, event->nic), event->imm,
 		(unsigned long long)rollout->version.attempt);
 }
@@ -310,7 +311,7 @@ static void stray_why(const struct ws_rollout *rollout, const struct engine_even
 static void digest_why(const struct ws_rollout *rollout, const struct engine_event *event,
 		       struct ws_error *why)
 {
-	const struct pair *pair = wire_pair_of_receive(rollout, event->receive);
+	const struct pair *pair = rollout_wire_pair_of_receive(rollout, event->receive);
 	char name[ROLLOUT_NAME_BYTES];
 
 	ws_fail(why, -EIO,
@@ -319,7 +320,7 @@ static void digest_why(const struct ws_rollout *rollout, const struct engine_eve
 		rollout->name,
 		plan_bucket_name(rollout->source.plan,
 				 rollout->wire.program.receives[event->receive].tag),
-		wire_member_name(rollout, pair != NULL ? pair->member : UINT32_MAX, name),
+		rollout_wire_member_name(rollout, pair != NULL ? pair->member : UINT32_MAX, name),
 		(unsigned long long)event->got, (unsigned long long)event->want,
 		(unsigned long long)rollout->version.version);
 }
@@ -437,11 +438,11 @@ void *rollout_io_main(void *arg)
 		hook_turn(rollout);
 		member_turn(rollout);
 		engine_turn(rollout);
-		wire_step(rollout);
+		rollout_wire_step(rollout);
 		if (clock_ns() - rollout->said_ns >= SAY_NS)
 			state_say(rollout);
 		wait_turn(rollout);
 	}
-	wire_close(rollout, clock_ns() + CLOSE_NS);
+	rollout_wire_close(rollout, clock_ns() + CLOSE_NS);
 	return NULL;
 }

@@ -253,14 +253,14 @@ bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t by
 
 	for (uint32_t i = 0; i < wire->program.receive_count; i++) {
 		uint32_t first, missing = engine_receive_missing(rollout->engine, i, &first);
-		const struct pair *pair = wire_pair_of_receive(rollout, i);
+		const struct pair *pair = rollout_wire_pair_of_receive(rollout, i);
 		if (missing == 0 || pair == NULL)
 			continue;
 		const struct receive *receive = &wire->program.receives[i];
 		snprintf(text_out, bytes, "%s got %u of %u ops of bucket '%s' from %s",
 			 rollout->name, receive->op_count - missing, receive->op_count,
 			 plan_bucket_name(rollout->source.plan, receive->tag),
-			 wire_member_name(rollout, pair->member, name));
+			 rollout_wire_member_name(rollout, pair->member, name));
 		return true;
 	}
 	return false;

@@ -122,8 +122,8 @@ void ws_rollout_close(struct ws_rollout *rollout)
 	}
 	member_close(rollout->member);
 	engine_close(rollout->engine);
-	wire_release(rollout);
-	arena_close(rollout);
+	rollout_wire_release(rollout);
+	landing_close(rollout);
 	plan_source_release(&rollout->source);
 	arena_release(&rollout->arena);
 	run_key_wipe(&rollout->key);
@@ -242,7 +242,7 @@ int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws
 				       rollout->params.params[i].name, rollout->name);
 	int rc = padding_zero(rollout, err);
 	if (rc == 0 && rollout->spare.bytes == 0)
-		rc = arena_open(rollout, err);
+		rc = landing_open(rollout, err);
 	if (rc == 0 && rollout->member == NULL)
 		rc = member_start(rollout, deadline_ms, err);
 	if (rc != 0)

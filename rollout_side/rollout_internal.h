@@ -160,25 +160,26 @@ void fd_wake(int fd);
 void actions_apply(struct ws_rollout *rollout, const struct version_actions *actions);
 
 /* wire.c */
-void wire_roster(struct ws_rollout *rollout, const struct member_event *event);
-void wire_quiet(struct ws_rollout *rollout, uint64_t generation);
-void wire_request(struct ws_rollout *rollout, const struct member_event *event);
-void wire_step(struct ws_rollout *rollout);
-void wire_close(struct ws_rollout *rollout, uint64_t until_ns);
-void wire_release(struct ws_rollout *rollout);
-const char *wire_member_name(const struct ws_rollout *rollout, uint32_t member, char *text_out);
+void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *event);
+void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation);
+void rollout_wire_request(struct ws_rollout *rollout, const struct member_event *event);
+void rollout_wire_step(struct ws_rollout *rollout);
+void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns);
+void rollout_wire_release(struct ws_rollout *rollout);
+const char *rollout_wire_member_name(const struct ws_rollout *rollout, uint32_t member,
+				     char *text_out);
 /* The pair that a receive belongs to. */
-const struct pair *wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive);
+const struct pair *rollout_wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive);
 
 /* arena.c */
-int arena_open(struct ws_rollout *rollout, struct ws_error *err);     /* spare memory, targets */
-int arena_register(struct ws_rollout *rollout, struct ws_error *err); /* with a new engine */
-int ring_fit(struct ws_rollout *rollout, struct ws_error *err);	      /* wire.ring_bytes */
-void arena_close(struct ws_rollout *rollout);
+int landing_open(struct ws_rollout *rollout, struct ws_error *err);	/* spare memory, targets */
+int landing_register(struct ws_rollout *rollout, struct ws_error *err); /* with a new engine */
+int ring_fit(struct ws_rollout *rollout, struct ws_error *err);		/* wire.ring_bytes */
+void landing_close(struct ws_rollout *rollout);
 /* Zeroes what no canonical tensor covers in the engine's memory. */
 int padding_zero(struct ws_rollout *rollout, struct ws_error *err);
 /* Spare memory into the engine's own. */
-void arena_copy_out(struct ws_rollout *rollout);
+void landing_copy_out(struct ws_rollout *rollout);
 /* Where the params lie that a pair writes to, as few rows as a progression allows. */
 int place_rows(const struct ws_rollout *rollout, const uint64_t *needs, struct arena *arena,
 	       struct place_row **rows_out, uint32_t *count_out);

@@ -55,7 +55,7 @@ static int run_reload(struct ws_rollout *rollout)
 	/* In place a word may have come without on_begin's caller having stopped: never serve now.
 	 */
 	rollout->serving = false;
-	arena_copy_out(rollout);
+	landing_copy_out(rollout);
 	rollout->whole = true;
 	slot->copy_ns = clock_ns() - start;
 	slot->param_digest = rollout->want_digest ? params_digest(rollout) : 0;

@@ -19,7 +19,8 @@ static void wire_fail(struct ws_rollout *rollout, int rc, struct ws_error *why)
 	member_say_failure(rollout->member, FAILURE_PLAN, 0, UINT32_MAX, why);
 }
 
-const char *wire_member_name(const struct ws_rollout *rollout, uint32_t member, char *text_out)
+const char *rollout_wire_member_name(const struct ws_rollout *rollout, uint32_t member,
+				     char *text_out)
 {
 	if (rollout->source.plan == NULL || member >= rollout->wire.member_count)
 		snprintf(text_out, ROLLOUT_NAME_BYTES, "member %u", member);
@@ -28,7 +29,7 @@ const char *wire_member_name(const struct ws_rollout *rollout, uint32_t member, 
 	return text_out;
 }
 
-const struct pair *wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive)
+const struct pair *rollout_wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive)
 {
 	const struct wire *wire = &rollout->wire;
 
@@ -152,7 +153,7 @@ static void old_sort(struct ws_rollout *rollout, const struct member_event *even
 	}
 }
 
-void wire_roster(struct ws_rollout *rollout, const struct member_event *event)
+void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *event)
 {
 	struct wire *wire = &rollout->wire;
 	struct version_actions none = {0};
@@ -187,7 +188,7 @@ void wire_roster(struct ws_rollout *rollout, const struct member_event *event)
 		wire_fail(rollout, rc, &err);
 }
 
-void wire_quiet(struct ws_rollout *rollout, uint64_t generation)
+void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation)
 {
 	struct wire *wire = &rollout->wire;
 
@@ -206,7 +207,7 @@ static int request_check(const struct ws_rollout *rollout, const struct pair *pa
 	const struct plan *plan = rollout->source.plan;
 	char name[ROLLOUT_NAME_BYTES];
 
-	wire_member_name(rollout, pair->member, name);
+	rollout_wire_member_name(rollout, pair->member, name);
 	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
 		return ws_fail(err, -ESTALE,
 			       "%s and this rank have different plans of their pair (plans %016llx "
@@ -281,8 +282,8 @@ static int request_take(struct ws_rollout *rollout, struct pair *pair, const voi
 		rc = request_check(rollout, pair, &frame, err);
 	if (rc == 0)
 		rc = engine_peer_open(rollout->engine,
-				      wire_member_name(rollout, pair->member, name), &pair->peer,
-				      &address, err);
+				      rollout_wire_member_name(rollout, pair->member, name),
+				      &pair->peer, &address, err);
 	if (rc == 0)
 		rc = engine_peer_connect(rollout->engine, pair->peer, frame.address,
 					 frame.address_bytes, err);
@@ -318,7 +319,7 @@ static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
 	return 0;
 }
 
-void wire_request(struct ws_rollout *rollout, const struct member_event *event)
+void rollout_wire_request(struct ws_rollout *rollout, const struct member_event *event)
 {
 	struct wire *wire = &rollout->wire;
 	struct ws_error err = {0};
@@ -359,7 +360,7 @@ static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 	rollout->ring_region = UINT32_MAX;
 	int rc = engine_open(&rollout->engine, &options, err);
 	if (rc == 0)
-		rc = arena_register(rollout, err);
+		rc = landing_register(rollout, err);
 	rollout->wire.engine_made = rc == 0;
 	return rc;
 }
@@ -397,7 +398,7 @@ static void old_give_up(struct ws_rollout *rollout)
 		engine_peer_abandon(rollout->engine, wire->old[i].peer);
 }
 
-void wire_step(struct ws_rollout *rollout)
+void rollout_wire_step(struct ws_rollout *rollout)
 {
 	struct wire *wire = &rollout->wire;
 	struct ws_error err = {0};
@@ -420,7 +421,7 @@ void wire_step(struct ws_rollout *rollout)
 
 /* ---------------------------------------------------------------- the end */
 
-void wire_close(struct ws_rollout *rollout, uint64_t until_ns)
+void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
 {
 	struct engine_event dropped[16];
 	struct ws_error err;
@@ -440,7 +441,7 @@ void wire_close(struct ws_rollout *rollout, uint64_t until_ns)
 	}
 }
 
-void wire_release(struct ws_rollout *rollout)
+void rollout_wire_release(struct ws_rollout *rollout)
 {
 	arena_release(&rollout->wire.arena_before);
 	arena_release(&rollout->wire.arena);

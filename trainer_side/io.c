@@ -27,10 +27,10 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 		break; /* looked at in each turn */
 	case MEMBER_ROSTER:
 		trainer->all_wired = false;
-		wire_roster(trainer, event);
+		trainer_wire_roster(trainer, event);
 		break;
 	case MEMBER_PAIR:
-		wire_answer(trainer, event);
+		trainer_wire_answer(trainer, event);
 		break;
 	case MEMBER_ALL_WIRED:
 		trainer->all_wired = true;
@@ -127,7 +127,7 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 		send == UINT32_MAX
 			? "?"
 			: plan_bucket_name(trainer->source.plan, wire->send_bucket[send]),
-		(unsigned long long)push->version, wire_member_name(trainer, about, name),
+		(unsigned long long)push->version, trainer_wire_member_name(trainer, about, name),
 		nic_name(trainer, event->nic), strerror(-event->status));
 	member_say_failure(trainer->member, FAILURE_OP, push->attempt, about, &why);
 }
@@ -204,12 +204,12 @@ void *trainer_io_main(void *arg)
 	while (!atomic_load(&trainer->stop)) {
 		member_turn(trainer);
 		engine_turn(trainer);
-		wire_step(trainer);
+		trainer_wire_step(trainer);
 		push_request(trainer);
 		push_step(trainer);
 		push_request(trainer);
 		wait_turn(trainer);
 	}
-	wire_close(trainer, clock_ns() + CLOSE_NS);
+	trainer_wire_close(trainer, clock_ns() + CLOSE_NS);
 	return NULL;
 }

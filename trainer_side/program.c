@@ -36,7 +36,8 @@ static int remote_direct(const struct ws_trainer *trainer, const struct pair *pa
 
 	if (row == NULL)
 		return ws_fail(err, -EPROTO, "%s didn't say where its param %u lies",
-			       wire_member_name(trainer, pair->member, name), part->dst_param);
+			       trainer_wire_member_name(trainer, pair->member, name),
+			       part->dst_param);
 	int64_t steps = row->step * (int64_t)(part->dst_param - row->first_param);
 	send->remote_region = row->region;
 	send->remote_offset = row->offset + (uint64_t)steps + part->dst_offset;

@@ -172,7 +172,7 @@ void push_ready(struct ws_trainer *trainer, const struct member_event *event)
 		return;
 	if (!ready_body_fits(event)) {
 		ws_fail(&err, -EPROTO, "trainer %u got a ready of %s that it can't read",
-			trainer->rank, wire_member_name(trainer, event->from, name));
+			trainer->rank, trainer_wire_member_name(trainer, event->from, name));
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, event->attempt, event->from,
 				   &err);
 		return;
@@ -236,7 +236,7 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
 				   why);
 	push->state = PUSH_CLOSING;
-	wire_shut(trainer);
+	trainer_wire_shut(trainer);
 }
 
 /* ---------------------------------------------------------------- I/O thread: each turn */

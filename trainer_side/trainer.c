@@ -167,7 +167,7 @@ void ws_trainer_close(struct ws_trainer *trainer)
 	}
 	member_close(trainer->member);
 	engine_close(trainer->engine);
-	wire_release(trainer);
+	trainer_wire_release(trainer);
 	hub_close(trainer->hub);
 	plan_source_release(&trainer->source);
 	arena_release(&trainer->arena);

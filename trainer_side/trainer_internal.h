@@ -159,17 +159,18 @@ struct ws_trainer {
 void *trainer_io_main(void *arg);
 
 /* wire.c */
-void wire_roster(struct ws_trainer *trainer, const struct member_event *event);
-void wire_answer(struct ws_trainer *trainer, const struct member_event *event);
+void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *event);
+void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *event);
 /* Goes on with the fence; called in each turn of the loop. */
-void wire_step(struct ws_trainer *trainer);
-/* Begins to close all peers; wire_step goes on, and a later roster takes over. */
-void wire_shut(struct ws_trainer *trainer);
+void trainer_wire_step(struct ws_trainer *trainer);
+/* Begins to close all peers; trainer_wire_step goes on, and a later roster takes over. */
+void trainer_wire_shut(struct ws_trainer *trainer);
 /* Closes all peers as far as it goes until until_ns; for the end. */
-void wire_close(struct ws_trainer *trainer, uint64_t until_ns);
-void wire_release(struct ws_trainer *trainer);
+void trainer_wire_close(struct ws_trainer *trainer, uint64_t until_ns);
+void trainer_wire_release(struct ws_trainer *trainer);
 /* "rollout 1.0"; text_out of 64 bytes. */
-const char *wire_member_name(const struct ws_trainer *trainer, uint32_t member, char *text_out);
+const char *trainer_wire_member_name(const struct ws_trainer *trainer, uint32_t member,
+				     char *text_out);
 
 /* push.c */
 void push_request(struct ws_trainer *trainer); /* looks at the mailbox */

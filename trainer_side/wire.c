@@ -19,7 +19,8 @@ static void wire_fail(struct ws_trainer *trainer, const struct ws_error *why)
 	member_say_failure(trainer->member, FAILURE_PLAN, 0, UINT32_MAX, why);
 }
 
-const char *wire_member_name(const struct ws_trainer *trainer, uint32_t member, char *text_out)
+const char *trainer_wire_member_name(const struct ws_trainer *trainer, uint32_t member,
+				     char *text_out)
 {
 	if (trainer->source.plan == NULL || member >= trainer->wire.member_count)
 		snprintf(text_out, MEMBER_NAME_BYTES_MAX, "member %u", member);
@@ -116,7 +117,7 @@ static int pairs_make(struct ws_trainer *trainer, const struct member_event *eve
 
 /* A trainer's memory isn't written to by anybody, but for credits: its peers needn't be heard to
  * close what they wrote with. */
-void wire_shut(struct ws_trainer *trainer)
+void trainer_wire_shut(struct ws_trainer *trainer)
 {
 	struct wire *wire = &trainer->wire;
 
@@ -132,12 +133,12 @@ void wire_shut(struct ws_trainer *trainer)
 }
 
 /* The pairs of before are the engine's to fence; only what describes them goes. */
-void wire_roster(struct ws_trainer *trainer, const struct member_event *event)
+void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *event)
 {
 	struct wire *wire = &trainer->wire;
 	struct ws_error err = {0};
 
-	wire_shut(trainer);
+	trainer_wire_shut(trainer);
 	/* The engine borrows the program of the last complete wiring until the fence is done. */
 	if (wire->arena_before.blocks == NULL) {
 		wire->arena_before = wire->arena;
@@ -193,7 +194,8 @@ static int pair_ask(struct ws_trainer *trainer, struct pair *pair, struct writer
 	struct writer address = WRITER_INIT(1u << 20), body = WRITER_INIT(LINK_BODY_BYTES_MAX);
 	char name[MEMBER_NAME_BYTES_MAX];
 
-	int rc = engine_peer_open(trainer->engine, wire_member_name(trainer, pair->member, name),
+	int rc = engine_peer_open(trainer->engine,
+				  trainer_wire_member_name(trainer, pair->member, name),
 				  &pair->peer, &address, err);
 	struct pair_frame frame = {
 		.pair_digest[0] = pair->plan->digest,
@@ -264,7 +266,7 @@ static int fence_done(struct ws_trainer *trainer, struct ws_error *err)
 	return rc != 0 ? rc : pairs_ask(trainer, err);
 }
 
-void wire_step(struct ws_trainer *trainer)
+void trainer_wire_step(struct ws_trainer *trainer)
 {
 	struct wire *wire = &trainer->wire;
 	struct ws_error err = {0};
@@ -306,7 +308,7 @@ static int answer_check(const struct ws_trainer *trainer, const struct pair *pai
 	const struct plan *plan = trainer->source.plan;
 	char name[MEMBER_NAME_BYTES_MAX];
 
-	wire_member_name(trainer, pair->member, name);
+	trainer_wire_member_name(trainer, pair->member, name);
 	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
 		return ws_fail(
 			err, -ESTALE,
@@ -354,7 +356,7 @@ static int answer_take(struct ws_trainer *trainer, struct pair *pair,
 	return 0;
 }
 
-void wire_answer(struct ws_trainer *trainer, const struct member_event *event)
+void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *event)
 {
 	struct wire *wire = &trainer->wire;
 	struct ws_error err = {0};
@@ -379,7 +381,7 @@ void wire_answer(struct ws_trainer *trainer, const struct member_event *event)
 
 /* ---------------------------------------------------------------- the end */
 
-void wire_close(struct ws_trainer *trainer, uint64_t until_ns)
+void trainer_wire_close(struct ws_trainer *trainer, uint64_t until_ns)
 {
 	struct engine_event dropped[16];
 	struct ws_error err;
@@ -387,14 +389,14 @@ void wire_close(struct ws_trainer *trainer, uint64_t until_ns)
 
 	if (trainer->engine == NULL)
 		return;
-	wire_shut(trainer);
+	trainer_wire_shut(trainer);
 	while (engine_fence(trainer->engine, &closed, &err) == -EAGAIN && clock_ns() < until_ns) {
 		(void)engine_step(trainer->engine, dropped, (int)ARRAY_SIZE(dropped));
 		engine_wait(trainer->engine, -1, -1, MIN(until_ns, clock_ns() + 5000000u));
 	}
 }
 
-void wire_release(struct ws_trainer *trainer)
+void trainer_wire_release(struct ws_trainer *trainer)
 {
 	arena_release(&trainer->wire.arena_before);
 	arena_release(&trainer->wire.arena);

@@ -1,0 +1,460 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The world of update.c and update_fault.c; see the header. */
+#include "tests/update_world.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/link/link.h"
+#include "tests/test.h"
+
+/* ---------------------------------------------------------------- bytes */
+
+static uint8_t byte_of(uint64_t tensor, uint64_t element, uint64_t version, uint32_t k)
+{
+	uint64_t hash = mix64(tensor + element * UINT64_C(0x9e3779b97f4a7c15) + version * 131071);
+
+	/* The top byte keeps bits that make no NaN of it, so that casts stay exact in any test. */
+	return (uint8_t)(hash >> (8 * (k % 4)) & 0x3f);
+}
+
+static void piece_fill(const struct manifest *manifest, uint32_t rank, const struct param *param,
+		       const struct piece *piece, uint8_t *memory, uint64_t version)
+{
+	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
+	size_t bytes = ws_dtype_bytes(param->dtype);
+	uint64_t index[BOX_DIM_MAX] = {0};
+	char name[256];
+
+	int32_t expert = param_expert(manifest, rank, param, piece->slot);
+	tensor_name(rule, param->layer, expert, name, sizeof(name));
+	uint64_t tensor = digest_bytes(name, strlen(name), 0);
+	for (;;) {
+		int64_t at = (int64_t)piece->place;
+		uint64_t element = 0;
+		for (uint32_t d = 0; d < piece->dim_count; d++) {
+			at += (int64_t)index[d] * piece->stride[d];
+			element = element * rule->dim[d] + piece->offset[d] + index[d];
+		}
+		for (uint32_t k = 0; k < bytes; k++)
+			memory[(uint64_t)at * bytes + k] = byte_of(tensor, element, version, k);
+		uint32_t d = piece->dim_count;
+		while (d > 0 && ++index[d - 1] == piece->extent[d - 1])
+			index[--d] = 0;
+		if (d == 0)
+			return;
+	}
+}
+
+static void params_fill(const struct manifest *manifest, uint32_t rank,
+			const struct rank_params *params, uint8_t *memory, uint64_t version)
+{
+	for (uint32_t i = 0; i < params->count; i++) {
+		const struct param *param = &params->params[i];
+		for (uint32_t p = 0; p < param->form->piece_count; p++)
+			piece_fill(manifest, rank, param, &param->form->pieces[p],
+				   memory + param->arena_offset, version);
+	}
+}
+
+void world_fill(struct trainer *trainer, uint64_t version)
+{
+	params_fill(trainer->world->manifest[SIDE_TRAINER], trainer->rank, &trainer->params,
+		    trainer->memory, version);
+}
+
+/* ---------------------------------------------------------------- an engine */
+
+static void fault(struct engine_loop *loop, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+static void fault(struct engine_loop *loop, const char *format, ...)
+{
+	va_list args;
+
+	if (loop->fault[0] != 0)
+		return;
+	int n = snprintf(loop->fault, sizeof(loop->fault), "rollout %u.%u: ", loop->replica,
+			 loop->rank);
+	va_start(args, format);
+	vsnprintf(loop->fault + n, sizeof(loop->fault) - (size_t)n, format, args);
+	va_end(args);
+}
+
+static void bytes_check(struct engine_loop *loop, uint64_t version)
+{
+	params_fill(loop->world->manifest[SIDE_ROLLOUT], loop->rank, &loop->params, loop->expected,
+		    version);
+	for (uint32_t i = 0; i < loop->params.count; i++) {
+		const struct param *param = &loop->params.params[i];
+		const uint8_t *got = loop->memory + param->arena_offset;
+		const uint8_t *want = loop->expected + param->arena_offset;
+		loop->checked_bytes += param->bytes;
+		if (memcmp(got, want, param->bytes) == 0)
+			continue;
+		uint64_t at = 0, bad = 0;
+		for (uint64_t k = param->bytes; k-- > 0;)
+			if (got[k] != want[k]) {
+				at = k;
+				bad++;
+			}
+		fault(loop, "version %llu: '%s' has %llu of %llu bytes wrong, the first at %llu",
+		      (unsigned long long)version, param->name, (unsigned long long)bad,
+		      (unsigned long long)param->bytes, (unsigned long long)at);
+	}
+}
+
+static int take(_Atomic uint32_t *times)
+{
+	if (atomic_load(times) == 0)
+		return 0;
+	atomic_fetch_sub(times, 1);
+	return 1;
+}
+
+static int on_begin(void *arg, uint64_t version, struct ws_error *err)
+{
+	struct engine_loop *loop = arg;
+
+	(void)version;
+	if (take(&loop->fail_begin))
+		return ws_fail(err, -EIO, "the engine is out of order");
+	loop->begun++;
+	return 0;
+}
+
+static int on_pause(void *arg, uint64_t version, struct ws_error *err)
+{
+	struct engine_loop *loop = arg;
+
+	(void)version;
+	(void)err;
+	if (take(&loop->put_off))
+		return -EAGAIN;
+	loop->paused++;
+	return 0;
+}
+
+static int on_reload(void *arg, uint64_t version, struct ws_error *err)
+{
+	struct engine_loop *loop = arg;
+
+	if (take(&loop->fail_reload))
+		return ws_fail(err, -EIO, "derived weights can't be made");
+	if (ws_rollout_serving(loop->rollout))
+		fault(loop, "reloads version %llu while it serves", (unsigned long long)version);
+	bytes_check(loop, version);
+	loop->reloaded++;
+	return 0;
+}
+
+static int on_resume(void *arg, uint64_t version, struct ws_error *err)
+{
+	struct engine_loop *loop = arg;
+
+	(void)err;
+	bytes_check(loop, version);
+	ws_rollout_say_verified(loop->rollout, version, loop->params.bytes, 0);
+	atomic_store(&loop->resumed, version);
+	return 0;
+}
+
+static void on_abort(void *arg, uint64_t version, bool serving_old, const struct ws_error *why)
+{
+	struct engine_loop *loop = arg;
+	uint64_t live = ws_rollout_version(loop->rollout);
+
+	(void)version;
+	snprintf(loop->abort_text, sizeof(loop->abort_text), "%s", why->text);
+	if (serving_old && live != 0)
+		bytes_check(loop, live); /* old weights valid */
+	atomic_fetch_add(&loop->aborted, 1);
+}
+
+static void *loop_main(void *arg)
+{
+	struct engine_loop *loop = arg;
+
+	loop->rc = ws_rollout_start(loop->rollout, 20000, &loop->err);
+	while (loop->rc == 0 && !atomic_load(&loop->quit)) {
+		struct pollfd fd = {.fd = ws_rollout_fd(loop->rollout), .events = POLLIN};
+		(void)poll(&fd, 1, 20);
+		if (atomic_load(&loop->silent))
+			continue;
+		int rc = ws_rollout_step(loop->rollout, &loop->err);
+		if (rc != 0 && rc != -ECONNRESET)
+			loop->rc = rc;
+	}
+	return NULL;
+}
+
+/* ---------------------------------------------------------------- making it */
+
+static void manifest_write(const struct model *model, enum side side, const char *layout,
+			   const char *mesh, struct writer *text, struct manifest **manifest)
+{
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	struct ws_error err = {0};
+	struct manifest_options options = {.side = side, .layout = layout, .mesh = mesh};
+
+	*text = (struct writer)WRITER_INIT(16u << 20);
+	ck_ok(manifest_make(model, &options, text, &findings, &err), err);
+	ck_ok(manifest_parse(manifest, text->bytes, text->count, &findings, &err), err);
+	arena_release(&arena);
+}
+
+static uint8_t *memory_make(size_t bytes)
+{
+	void *memory = aligned_alloc(4096, align_up(bytes, 4096) + 4096);
+
+	ck_assert_ptr_nonnull(memory);
+	memset(memory, 0, bytes);
+	return memory;
+}
+
+void loop_start(struct engine_loop *loop)
+{
+	struct world *world = loop->world;
+	const struct world_options *given = &world->options;
+	const char *loopback = "127.0.0.1";
+	struct ws_error err = {0};
+	struct ws_rollout_hooks hooks = {on_begin, on_pause, on_reload, on_resume, on_abort};
+	struct ws_rollout_options options = {
+		.hub = ws_trainer_hub(world->trainer[0].trainer),
+		.key_file = world->key_file,
+		.replica = loop->replica,
+		.rank = loop->rank,
+		.world = given->replica_ranks,
+		.manifest = (const char *)world->rollout_text.bytes,
+		.manifest_bytes = world->rollout_text.count,
+		.transport = given->transport,
+		.nics = given->nic_count != 0 ? given->rollout_nics : &loopback,
+		.nic_count = MAX(given->nic_count, 1u),
+		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
+	};
+
+	if (loop->memory == NULL) {
+		ck_ok(manifest_params(world->manifest[SIDE_ROLLOUT], loop->rank, &loop->arena,
+				      &loop->params, &err),
+		      err);
+		loop->memory = memory_make(loop->params.arena_bytes);
+		loop->expected = memory_make(loop->params.arena_bytes);
+	}
+	/* Padding must become zero, whatever was there. */
+	memset(loop->memory, 0xa5, loop->params.arena_bytes);
+	atomic_store(&loop->quit, false);
+	atomic_store(&loop->resumed, 0);
+	ck_ok(ws_rollout_open(&loop->rollout, &options, &hooks, loop, &err), err);
+	for (uint32_t i = 0; i < loop->params.count; i++) {
+		const struct param *param = &loop->params.params[i];
+		struct ws_memory memory = {.base = loop->memory + param->arena_offset,
+					   .bytes = param->bytes};
+		if (param->bytes > 0)
+			ck_ok(ws_rollout_add(loop->rollout, param->name, &memory, &err), err);
+	}
+	ck_assert_int_eq(pthread_create(&loop->thread, NULL, loop_main, loop), 0);
+}
+
+void loop_stop(struct engine_loop *loop)
+{
+	if (loop->rollout == NULL)
+		return;
+	atomic_store(&loop->quit, true);
+	pthread_join(loop->thread, NULL);
+	ws_rollout_close(loop->rollout);
+	loop->rollout = NULL;
+}
+
+static void trainer_open(struct trainer *trainer)
+{
+	struct world *world = trainer->world;
+	const struct world_options *given = &world->options;
+	const char *loopback = "127.0.0.1";
+	struct ws_error err = {0};
+	struct ws_trainer_options options = {
+		.hub = trainer->rank == 0 ? "tcp://127.0.0.1:*"
+					  : ws_trainer_hub(world->trainer[0].trainer),
+		.hub_here = trainer->rank == 0,
+		.key_file = world->key_file,
+		.rank = trainer->rank,
+		.world = given->trainers,
+		.manifest = (const char *)world->trainer_text.bytes,
+		.manifest_bytes = world->trainer_text.count,
+		.transport = given->transport,
+		.nics = given->nic_count != 0 ? given->trainer_nics : &loopback,
+		.nic_count = MAX(given->nic_count, 1u),
+		.staging_bytes = given->staging_bytes,
+		.op_bytes = given->op_bytes != 0 ? given->op_bytes : 64u << 10,
+		.recv_staging_bytes = given->recv_staging_bytes,
+		.run_bytes_min = given->run_bytes_min,
+		.replica_ranks = given->replica_ranks,
+		.min_replicas = MAX(given->min_replicas, 1u),
+		.wire_digests = given->digests,
+		.barrier = given->barrier,
+		.lost_ms = given->lost_ms != 0 ? given->lost_ms : 10000,
+		.phase_ms = given->phase_ms,
+	};
+
+	ck_ok(ws_trainer_open(&trainer->trainer, &options, &err), err);
+	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
+			      &trainer->params, &err),
+	      err);
+	trainer->memory = memory_make(trainer->params.arena_bytes);
+	for (uint32_t i = 0; i < trainer->params.count; i++) {
+		const struct param *param = &trainer->params.params[i];
+		struct ws_memory memory = {.base = trainer->memory + param->arena_offset,
+					   .bytes = param->bytes};
+		if (param->bytes > 0)
+			ck_ok(ws_trainer_add(trainer->trainer, param->name, &memory, &err), err);
+	}
+}
+
+static void *start_main(void *arg)
+{
+	struct trainer *trainer = arg;
+
+	trainer->rc = ws_trainer_start(trainer->trainer, 20000, &trainer->err);
+	return NULL;
+}
+
+static void key_make(struct world *world)
+{
+	struct run_key key;
+	struct ws_error err = {0};
+
+	snprintf(world->folder, sizeof(world->folder), "/tmp/ws-update-XXXXXX");
+	ck_assert_ptr_nonnull(mkdtemp(world->folder));
+	snprintf(world->key_file, sizeof(world->key_file), "%s/key", world->folder);
+	ck_ok(run_key_make(&key, &err), err);
+	ck_ok(run_key_write(&key, world->key_file, &err), err);
+}
+
+struct world *world_open(const struct world_options *options)
+{
+	struct world *world = calloc(1, sizeof(*world));
+	struct model *whole, *model;
+	struct ws_error err = {0};
+
+	ck_assert_ptr_nonnull(world);
+	world->options = *options;
+	key_make(world);
+	ck_ok(model_builtin(&whole, options->model != NULL ? options->model : "llama-3-70b", &err),
+	      err);
+	ck_ok(model_scale(&model, whole, 1, options->scale != 0 ? options->scale : 4000, &err),
+	      err);
+	manifest_write(model, SIDE_TRAINER, options->trainer_layout, options->trainer_mesh,
+		       &world->trainer_text, &world->manifest[SIDE_TRAINER]);
+	manifest_write(model, SIDE_ROLLOUT, options->rollout_layout, options->rollout_mesh,
+		       &world->rollout_text, &world->manifest[SIDE_ROLLOUT]);
+	model_free(model);
+	model_free(whole);
+	for (uint32_t i = 0; i < options->trainers; i++) {
+		world->trainer[i] = (struct trainer){.world = world, .rank = i};
+		trainer_open(&world->trainer[i]);
+	}
+	world->loop_count = options->replicas * options->replica_ranks;
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		world->loop[i].world = world;
+		world->loop[i].replica = i / options->replica_ranks;
+		world->loop[i].rank = i % options->replica_ranks;
+		loop_start(&world->loop[i]);
+	}
+	for (uint32_t i = 0; i < options->trainers; i++)
+		ck_assert_int_eq(pthread_create(&world->trainer[i].thread, NULL, start_main,
+						&world->trainer[i]),
+				 0);
+	for (uint32_t i = 0; i < options->trainers; i++)
+		pthread_join(world->trainer[i].thread, NULL);
+	for (uint32_t i = 0; i < options->trainers; i++)
+		ck_assert_msg(world->trainer[i].rc == 0, "%s", world->trainer[i].err.text);
+	return world;
+}
+
+void world_close(struct world *world)
+{
+	char faults[512] = "";
+
+	for (uint32_t i = world->options.trainers; i-- > 0;) {
+		ws_trainer_close(world->trainer[i].trainer);
+		arena_release(&world->trainer[i].arena);
+		free(world->trainer[i].memory);
+	}
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		loop_stop(&world->loop[i]);
+		if (world->loop[i].fault[0] != 0)
+			snprintf(faults, sizeof(faults), "%s", world->loop[i].fault);
+		arena_release(&world->loop[i].arena);
+		free(world->loop[i].memory);
+		free(world->loop[i].expected);
+	}
+	for (int side = 0; side < 2; side++)
+		manifest_free(world->manifest[side]);
+	writer_release(&world->trainer_text);
+	writer_release(&world->rollout_text);
+	unlink(world->key_file);
+	rmdir(world->folder);
+	free(world);
+	ck_assert_msg(faults[0] == 0, "%s", faults);
+}
+
+/* ---------------------------------------------------------------- pushing */
+
+static void *push_main(void *arg)
+{
+	struct trainer *trainer = arg;
+
+	if (!trainer->split) {
+		trainer->rc =
+			ws_trainer_push(trainer->trainer, trainer->version, trainer->deadline_ms,
+					&trainer->report, &trainer->err);
+		return NULL;
+	}
+	trainer->rc = ws_trainer_push_begin(trainer->trainer, trainer->version,
+					    trainer->deadline_ms, &trainer->err);
+	if (trainer->rc == 0)
+		trainer->rc = ws_trainer_push_released(trainer->trainer, &trainer->err);
+	if (trainer->rc == 0)
+		memset(trainer->memory, 0xee, trainer->params.arena_bytes);
+	int rc = ws_trainer_push_end(trainer->trainer, &trainer->report, &trainer->err);
+	trainer->rc = trainer->rc != 0 ? trainer->rc : rc;
+	return NULL;
+}
+
+void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split)
+{
+	for (uint32_t i = 0; i < world->options.trainers; i++) {
+		struct trainer *trainer = &world->trainer[i];
+		world_fill(trainer, version);
+		trainer->version = version;
+		trainer->deadline_ms = deadline_ms;
+		trainer->split = split;
+		ck_assert_int_eq(pthread_create(&trainer->thread, NULL, push_main, trainer), 0);
+	}
+	for (uint32_t i = 0; i < world->options.trainers; i++)
+		pthread_join(world->trainer[i].thread, NULL);
+}
+
+void world_push_good(struct world *world, uint64_t version, bool split)
+{
+	world_push(world, version, 30000, split);
+	for (uint32_t i = 0; i < world->options.trainers; i++) {
+		const struct trainer *trainer = &world->trainer[i];
+		ck_assert_msg(trainer->rc == 0, "trainer %u: %d: %s", i, trainer->rc,
+			      trainer->err.text);
+		ck_assert_uint_eq(trainer->report.version, version);
+		ck_assert_uint_eq(trainer->report.replica_count, world->options.replicas);
+		for (uint32_t r = 0; r < trainer->report.replica_count; r++)
+			ck_assert_msg(trainer->report.replicas[r].live, "replica %u: %s",
+				      trainer->report.replicas[r].replica,
+				      trainer->report.replicas[r].text);
+	}
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		const struct engine_loop *loop = &world->loop[i];
+		ck_assert_msg(loop->fault[0] == 0, "%s", loop->fault);
+		ck_assert_uint_eq(atomic_load(&loop->resumed), version);
+	}
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Trainers and rollouts of the real sides in one process, over libfabric's tcp on loopback: the
+ * trainers as the test's own calls on threads, each rollout with an engine loop on a thread.
+ * Bytes are a hash of (canonical tensor, element, version), so that every byte can be checked.
+ */
+#ifndef UPDATE_WORLD_H
+#define UPDATE_WORLD_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "lib/base/base.h"
+#include "planner/planner.h"
+#include "rollout_side/ws_rollout.h"
+#include "trainer_side/ws_trainer.h"
+
+#define TRAINERS_MAX 8
+#define ROLLOUTS_MAX 8
+
+struct world_options {
+	const char *model; /* NULL: "llama-3-70b" */
+	uint64_t scale;	   /* 1/scale of its bytes; 0: 4000 */
+	const char *trainer_layout, *trainer_mesh;
+	const char *rollout_layout, *rollout_mesh;
+	uint32_t trainers, replicas, replica_ranks, min_replicas;
+	bool inplace, digests, barrier;
+	const char *transport; /* NULL: "fabric" */
+	const char *trainer_nics[2], *rollout_nics[2];
+	uint32_t nic_count; /* 0: one, 127.0.0.1 */
+	uint64_t op_bytes, staging_bytes, recv_staging_bytes, run_bytes_min;
+	uint32_t lost_ms, phase_ms;
+};
+
+struct world;
+
+/* One rollout rank with its engine loop.  Counters are the loop thread's until it has ended. */
+struct engine_loop {
+	struct world *world;
+	uint32_t replica, rank;
+	struct ws_rollout *rollout;
+	struct rank_params params;
+	struct arena arena;
+	uint8_t *memory, *expected; /* all params, at arena_offset each */
+	pthread_t thread;
+	_Atomic bool quit, silent;			   /* silent: it doesn't step */
+	_Atomic uint64_t resumed, aborted;		   /* last version; count */
+	_Atomic uint32_t fail_begin, fail_reload, put_off; /* how many times still */
+	uint64_t checked_bytes, begun, paused, reloaded;
+	bool stopped_serving;
+	char fault[256]; /* the first thing that was wrong */
+	int rc;
+	struct ws_error err;
+	char abort_text[508];
+};
+
+struct trainer {
+	struct world *world;
+	uint32_t rank;
+	struct ws_trainer *trainer;
+	struct rank_params params;
+	struct arena arena;
+	uint8_t *memory;
+	uint64_t version; /* to push */
+	uint32_t deadline_ms;
+	bool split; /* scribbles over its params once they are released */
+	struct ws_report report;
+	int rc;
+	struct ws_error err;
+	pthread_t thread;
+};
+
+struct world {
+	struct world_options options;
+	struct writer trainer_text, rollout_text;
+	struct manifest *manifest[2];
+	char folder[64], key_file[96];
+	struct trainer trainer[TRAINERS_MAX];
+	struct engine_loop loop[ROLLOUTS_MAX];
+	uint32_t loop_count;
+};
+
+struct world *world_open(const struct world_options *options); /* wired; fails the test */
+/* Closes all and fails the test for what any engine saw wrong. */
+void world_close(struct world *world);
+/* Every trainer pushes on a thread of its own; returns when all have. */
+void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split);
+/* Pushes and asserts that every rank got every byte of the version. */
+void world_push_good(struct world *world, uint64_t version, bool split);
+void world_fill(struct trainer *trainer, uint64_t version);
+void loop_start(struct engine_loop *loop); /* opens the side; starting it happens on the thread */
+void loop_stop(struct engine_loop *loop);
+
+#endif
