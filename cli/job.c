@@ -11,12 +11,18 @@
 
 static volatile sig_atomic_t signal_seen;
 static _Atomic(struct ws_trainer *) cancelled; /* whom a signal interrupts */
+static _Atomic bool ends_at_once;
 
 static void on_signal(int number)
 {
 	if (signal_seen)
 		_exit(128 + number);
 	signal_seen = number;
+	if (atomic_load(&ends_at_once)) {
+		static const char text[] = "weightsync: stopped by a signal\n";
+		(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+		_exit(EXIT_FAILED);
+	}
 	struct ws_trainer *trainer = atomic_load(&cancelled);
 	if (trainer != NULL)
 		ws_trainer_cancel(trainer);
@@ -38,6 +44,11 @@ bool stop_asked(void)
 void cancel_on_signal(struct ws_trainer *trainer)
 {
 	atomic_store(&cancelled, trainer);
+}
+
+void end_on_signal(bool at_once)
+{
+	atomic_store(&ends_at_once, at_once);
 }
 
 void job_release(struct job *job)

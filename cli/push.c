@@ -50,7 +50,9 @@ static int push_run(const struct command *command, int argc, char **argv)
 		{"deadline", 0, OPTION_MS, &job.deadline_ms, "TIME", "for one push (default 2m)"},
 		{"start-deadline", 0, OPTION_MS, &job.start_ms, "TIME",
 		 "for everybody to meet (default 60s)"},
-		{"json", 0, OPTION_FLAG, &job.as_json, NULL, "rank 0: one object per version"},
+		{"keep-going", 0, OPTION_FLAG, &job.keep_going, NULL,
+		 "say that a version failed and push it again"},
+		{"json", 0, OPTION_FLAG, &job.as_json, NULL, "rank 0: one object per push"},
 	};
 	struct ws_error err = {0};
 	struct arena arena = {0};
@@ -87,6 +89,8 @@ const struct command command_push = {
 	.name = "push",
 	.summary = "Pushes a checkpoint's weights as one trainer rank of a run",
 	.usage = "--hub ENDPOINT --key FILE --trainer T.json --checkpoint DIR [--version N]",
-	.more = "The first version is --version; a second one changes mantissa bits, so that it can be told apart.\n",
+	.more = "The first version is --version; a second one changes mantissa bits, so that it can be told apart.\n"
+		"With --keep-going a rank that was restarted is given the version that the others push; the exit\n"
+		"status is 1 if any push failed.\n",
 	.run = push_run,
 };

@@ -28,13 +28,14 @@ struct job {
 	uint64_t first_version;
 	uint32_t updates;
 	uint32_t interval_ms;
+	bool keep_going; /* a version that failed is said and pushed again */
 	struct rules rules;
 	uint64_t staging_bytes;
 	/* and then */
 	bool hub_here;		/* `run` on rank 0: the hub is a thread of this process */
 	struct rendezvous meet; /* `run` without --hub: the job's folder */
 	char endpoint[128];	/* ... and the hub found in it */
-	bool verify, inplace, as_json;
+	bool verify, inplace, as_json, verbose;
 	const char *dump, *on_reload;
 	uint32_t reload_ms; /* deadline of an exec: command */
 };
@@ -56,6 +57,9 @@ void job_release(struct job *job);
 void catch_signals(void);
 bool stop_asked(void);
 void cancel_on_signal(struct ws_trainer *trainer); /* NULL: forget it */
+/* While this process waits in a call that can't be interrupted and owns nothing outside itself, a
+ * signal ends it at once. */
+void end_on_signal(bool at_once);
 
 /* ---- params.c: a rank's params in one allocation, filled from the checkpoint, changed by version.
  */

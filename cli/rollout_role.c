@@ -26,9 +26,22 @@ struct holder {
 	struct ws_rollout *rollout;
 	struct rank_memory memory;
 	struct oracle *oracle; /* NULL without --verify */
-	uint64_t seen;	       /* the last version looked at */
+	uint64_t seen;	       /* the version that is live here, 0: none */
+	uint64_t digest;       /* of its bytes, with --verify */
 	int status;
 };
+
+/* Of all params together.  The engine is paused inside a hook, so the bytes are still. */
+static uint64_t weights_digest(const struct holder *holder)
+{
+	uint64_t all = 0;
+	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
+		struct ws_memory at = param_memory(&holder->memory, i);
+		const char *name = holder->memory.params.params[i].name;
+		all ^= digest_bytes(at.base, at.bytes, digest_bytes(name, strlen(name), 0));
+	}
+	return all;
+}
 
 /* Starts CMD with the version in its environment; argv is split at blanks, no shell. */
 static int start_command(const struct holder *holder, const char *text, uint64_t version,
@@ -39,22 +52,15 @@ static int start_command(const struct holder *holder, const char *text, uint64_t
 	char *envp[512] = {0};
 	char *rest = arena_copy(&arena, text, strlen(text)), *word;
 	size_t count = 0, env_count = 0;
-	uint64_t digest = 0, all = 0;
 
 	while (rest != NULL && count < ARGV_MAX && (word = strsep(&rest, " ")) != NULL)
 		if (*word != '\0')
 			argv[count++] = word;
-	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
-		/* The engine is paused inside the hook, so the bytes are still. */
-		struct ws_memory at = param_memory(&holder->memory, i);
-		const char *name = holder->memory.params.params[i].name;
-		digest = digest_bytes(at.base, at.bytes, digest_bytes(name, strlen(name), 0));
-		all ^= digest;
-	}
 	for (char **at = environ; *at != NULL && env_count < ARRAY_SIZE(envp) - 5; at++)
 		envp[env_count++] = *at;
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_VERSION=%" PRIu64, version);
-	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_DIGEST=%016" PRIx64, all);
+	envp[env_count++] =
+		arena_text(&arena, "WEIGHTSYNC_DIGEST=%016" PRIx64, weights_digest(holder));
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_REPLICA=%u", holder->job->replica);
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_RANK=%u", holder->job->rank);
 	int rc = count == 0 ? ENOENT : posix_spawnp(pid_out, argv[0], NULL, NULL, argv, envp);
@@ -97,6 +103,28 @@ static int run_command(const struct holder *holder, const char *text, uint64_t v
 	return 0;
 }
 
+/* What --verbose says of an update. */
+static void say_progress(const struct holder *holder, uint64_t version, const char *what)
+{
+	if (holder->job->verbose)
+		say("weightsync: rollout %u.%u: version %" PRIu64 " %s", holder->job->replica,
+		    holder->job->rank, version, what);
+}
+
+static int on_begin(void *arg, uint64_t version, struct ws_error *err)
+{
+	(void)err;
+	say_progress(arg, version, "begins");
+	return 0;
+}
+
+static int on_pause(void *arg, uint64_t version, struct ws_error *err)
+{
+	(void)err;
+	say_progress(arg, version, "has landed");
+	return 0;
+}
+
 static int on_reload(void *arg, uint64_t version, struct ws_error *err)
 {
 	const struct holder *holder = arg;
@@ -108,11 +136,24 @@ static int on_reload(void *arg, uint64_t version, struct ws_error *err)
 
 static void on_abort(void *arg, uint64_t version, bool serving_old, const struct ws_error *why)
 {
-	const struct holder *holder = arg;
+	struct holder *holder = arg;
 	say("weightsync: rollout %u.%u: version %" PRIu64 " was aborted, %s: %s",
 	    holder->job->replica, holder->job->rank, version,
 	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version",
 	    why->text);
+	if (!serving_old)
+		holder->seen = 0;
+	if (holder->oracle == NULL || holder->seen == 0)
+		return;
+	/* They were compared with the oracle when they went live; now nothing may have moved. */
+	if (weights_digest(holder) != holder->digest) {
+		say("weightsync: rollout %u.%u: version %" PRIu64
+		    " has changed under an update that was aborted",
+		    holder->job->replica, holder->job->rank, holder->seen);
+		holder->status = EXIT_DIFFERENT;
+	} else {
+		say_progress(holder, holder->seen, "is whole");
+	}
 }
 
 static int verify_version(struct holder *holder, uint64_t version, struct ws_error *err)
@@ -186,10 +227,14 @@ static int on_resume(void *arg, uint64_t version, struct ws_error *err)
 	struct holder *holder = arg;
 	int rc = 0;
 	holder->seen = version;
-	if (holder->oracle != NULL)
+	if (holder->oracle != NULL) {
+		holder->digest = weights_digest(holder);
 		rc = verify_version(holder, version, err);
+	}
 	if (rc == 0 && holder->job->dump != NULL)
 		rc = dump_version(holder, err);
+	if (rc == 0)
+		say_progress(holder, version, "is live");
 	return rc;
 }
 
@@ -210,8 +255,12 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 		.nic_count = job->nic_count,
 		.buffers = job->inplace ? WS_INPLACE : WS_DOUBLE,
 	};
-	struct ws_rollout_hooks hooks = {
-		.on_reload = on_reload, .on_resume = on_resume, .on_abort = on_abort};
+	/* on_begin waits for a step of the engine; nobody else needs that in double mode. */
+	struct ws_rollout_hooks hooks = {.on_begin = job->verbose ? on_begin : NULL,
+					 .on_pause = on_pause,
+					 .on_reload = on_reload,
+					 .on_resume = on_resume,
+					 .on_abort = on_abort};
 
 	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, err);
 	if (rc == 0 && job->verify)
@@ -226,9 +275,28 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 			rc = ws_rollout_add(holder->rollout, holder->memory.params.params[i].name,
 					    &at, err);
 	}
-	if (rc == 0)
+	if (rc == 0) {
+		end_on_signal(true);
 		rc = ws_rollout_start(holder->rollout, job->start_ms, err);
+		end_on_signal(false);
+	}
 	return rc;
+}
+
+/* Says once that the hub is silent, once that it is heard again; false: it was silent too long. */
+static bool hub_watch(const struct holder *holder, bool silent, uint64_t *gone_until)
+{
+	const struct job *job = holder->job;
+	if (silent && *gone_until == 0) {
+		*gone_until = deadline_in_ms(HUB_GONE_MS);
+		say("weightsync: rollout %u.%u: the hub at '%s' is silent; waiting %u s for it",
+		    job->replica, job->rank, job->hub, HUB_GONE_MS / 1000);
+	} else if (!silent && *gone_until != 0) {
+		*gone_until = 0;
+		say("weightsync: rollout %u.%u: the hub at '%s' is back", job->replica, job->rank,
+		    job->hub);
+	}
+	return !silent || clock_ns() < *gone_until;
 }
 
 /* The engine's loop.  0: the run ended normally. */
@@ -244,14 +312,10 @@ static int step_until_over(struct holder *holder, struct ws_error *err)
 		int rc = ws_rollout_step(holder->rollout, err);
 		if (rc == -ECANCELED)
 			return 0;
-		if (rc == 0) {
-			gone_until = 0;
-			continue;
-		}
-		if (rc != -ECONNRESET || (gone_until != 0 && clock_ns() > gone_until))
+		if (rc != 0 && rc != -ECONNRESET)
 			return rc;
-		if (gone_until == 0)
-			gone_until = deadline_in_ms(HUB_GONE_MS);
+		if (!hub_watch(holder, rc != 0, &gone_until))
+			return rc;
 	}
 }
 

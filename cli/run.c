@@ -127,6 +127,8 @@ static int run_run(const struct command *command, int argc, char **argv)
 		{"phase-deadline", 0, OPTION_MS, &job.phase_ms, "TIME",
 		 "for each phase of a rank (default 60s)"},
 		{"json", 0, OPTION_FLAG, &job.as_json, NULL, "rank 0: one object per version"},
+		{"verbose", 'v', OPTION_FLAG, &job.verbose, NULL,
+		 "rollouts say when an update begins, has landed, is live"},
 	};
 	struct ws_error err = {0};
 	struct arena arena = {0};

@@ -62,6 +62,8 @@ static int serve_run(const struct command *command, int argc, char **argv)
 		 "addresses or devices of this rank's NICs"},
 		{"start-deadline", 0, OPTION_MS, &job.start_ms, "TIME",
 		 "for everybody to meet (default 60s)"},
+		{"verbose", 'v', OPTION_FLAG, &job.verbose, NULL,
+		 "say when an update begins, has landed, is live"},
 	};
 	struct ws_error err = {0};
 	struct arena arena = {0};

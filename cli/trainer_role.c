@@ -9,6 +9,9 @@
 
 #include "cli/roles.h"
 
+#define TRIES_MAX    100 /* pushes of one version with --keep-going */
+#define TRY_AGAIN_NS UINT64_C(200000000)
+
 /* What rank 0 prints of one version. */
 struct outcome {
 	const struct ws_report *report;
@@ -155,14 +158,29 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 	}
 }
 
+/* Whether a version went live in every replica, though this rank's push of it failed. */
+static bool is_live(const struct ws_report *report)
+{
+	bool live = report->replica_count > 0;
+	for (uint32_t i = 0; i < report->replica_count; i++)
+		live = live && report->replicas[i].live;
+	return live;
+}
+
+/* *again_out: it failed in a way that another push of the same version may mend. */
 static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version,
-			uint64_t bytes, uint64_t *verified_total)
+			uint64_t bytes, uint64_t *verified_total, bool *again_out)
 {
 	struct ws_error err = {0};
 	struct ws_report report = {0};
 	struct outcome outcome = {.report = &report, .bytes = bytes, .error = &err};
 
-	int rc = ws_trainer_push(trainer, version, job->deadline_ms, &report, &err);
+	*again_out = false;
+	int rc = ws_trainer_push_begin(trainer, version, job->deadline_ms, &err);
+	if (rc == 0) {
+		rc = ws_trainer_push_end(trainer, &report, &err);
+		*again_out = rc != 0 && rc != -ECANCELED && !is_live(&report);
+	}
 	report.version = version;
 	if (rc == 0 && job->rank == 0 && job->verify)
 		rc = wait_verified(trainer, job, &outcome, &err);
@@ -181,12 +199,33 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 	return status;
 }
 
+/*
+ * Every rank pushes a version until it is live, so that they agree on the next one without
+ * talking: a version fails for all of them or for none.  Without --keep-going the first failure
+ * is the last.
+ */
+static int push_until_live(struct ws_trainer *trainer, const struct job *job, uint64_t version,
+			   uint64_t bytes, uint64_t *verified_total, bool *failed)
+{
+	int status = EXIT_OK;
+	bool again = true;
+	for (int i = 0; i < TRIES_MAX && again; i++) {
+		if (i > 0)
+			sleep_ns(TRY_AGAIN_NS);
+		status = push_version(trainer, job, version, bytes, verified_total, &again);
+		*failed = *failed || status != EXIT_OK;
+		again = again && job->keep_going && !stop_asked();
+	}
+	return status;
+}
+
 static int push_versions(struct ws_trainer *trainer, struct job *job,
 			 const struct rank_memory *memory)
 {
 	struct ws_error err = {0};
 	uint64_t bytes = 0, verified = 0, present = 0;
 	int status = EXIT_OK;
+	bool failed = false;
 
 	if (job->rank == 0 && count_bytes(job, &bytes, &err) != 0)
 		return say_failure(&err);
@@ -196,14 +235,14 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 			sleep_ns((uint64_t)job->interval_ms * 1000000u);
 		change_params(memory, job->trainer, job->rank, present, version);
 		present = version;
-		status = push_version(trainer, job, version, bytes, &verified);
+		status = push_until_live(trainer, job, version, bytes, &verified, &failed);
 		if (stop_asked())
 			return EXIT_FAILED;
 	}
 	if (job->rank == 0 && job->verify && status == EXIT_OK)
 		say("weightsync: %u versions, every byte verified: %" PRIu64 " bytes", job->updates,
 		    verified);
-	return status;
+	return status == EXIT_OK && failed ? EXIT_FAILED : status;
 }
 
 static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
@@ -267,6 +306,9 @@ int trainer_role(struct job *job)
 		rc = add_params(trainer, &memory, &err);
 	if (rc == 0)
 		rc = ws_trainer_start(trainer, job->start_ms, &err);
+	/* Everybody has met: nothing is left behind, however this process ends. */
+	if (rc == 0)
+		rendezvous_end(&job->meet);
 	if (rc != 0)
 		ws_fail_in(&err, rc, "trainer %u", job->rank);
 	int status = rc != 0 ? say_failure(&err) : push_versions(trainer, job, &memory);
