@@ -73,10 +73,10 @@ struct progress_line {
 	uint64_t started_ns, last_ns;
 	bool shown;
 };
-void progress_start(struct progress_line *line);
-void progress_say(struct progress_line *line, const char *format, ...)
+void progress_line_start(struct progress_line *line);
+void progress_line_say(struct progress_line *line, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-void progress_end(struct progress_line *line);
+void progress_line_end(struct progress_line *line);
 
 /* 1234567890 -> "1.23 GB" in a buffer of at least 32 bytes. */
 const char *format_bytes(uint64_t bytes, char *out, size_t room);

@@ -64,12 +64,12 @@ void say_findings(const struct findings *findings)
 		fprintf(stderr, "  ... and %u more\n", findings->count - FINDINGS_KEPT_MAX);
 }
 
-void progress_start(struct progress_line *line)
+void progress_line_start(struct progress_line *line)
 {
 	*line = (struct progress_line){.started_ns = clock_ns()};
 }
 
-void progress_say(struct progress_line *line, const char *format, ...)
+void progress_line_say(struct progress_line *line, const char *format, ...)
 {
 	uint64_t now = clock_ns();
 	if (!isatty(STDERR_FILENO) || now - line->started_ns < 1000000000u ||
@@ -85,7 +85,7 @@ void progress_say(struct progress_line *line, const char *format, ...)
 	line->shown = true;
 }
 
-void progress_end(struct progress_line *line)
+void progress_line_end(struct progress_line *line)
 {
 	if (line->shown)
 		fputs("\r\033[K", stderr);

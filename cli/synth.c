@@ -116,7 +116,7 @@ static int write_shard(const struct synth *synth, const char *name, uint32_t fir
 	int rc = st_writer_begin(&file, path, &synth->tensors[first], count, err);
 	for (uint32_t i = first; rc == 0 && i < first + count; i++) {
 		rc = write_data(&file, synth, &synth->tensors[i], err);
-		progress_say(line, "writing tensor %u of %u", i + 1, synth->count);
+		progress_line_say(line, "writing tensor %u of %u", i + 1, synth->count);
 	}
 	if (rc == 0)
 		rc = st_writer_end(&file, err);
@@ -134,7 +134,7 @@ static int write_shards(const struct synth *synth, struct ws_error *err)
 	uint32_t at = 0;
 	int rc = 0;
 
-	progress_start(&line);
+	progress_line_start(&line);
 	json_begin_object(&json, NULL);
 	json_begin_object(&json, "metadata");
 	json_put_u64(&json, "total_size", synth->bytes);
@@ -153,7 +153,7 @@ static int write_shards(const struct synth *synth, struct ws_error *err)
 		}
 		rc = write_shard(synth, name, first, at - first, &line, err);
 	}
-	progress_end(&line);
+	progress_line_end(&line);
 	json_end_object(&json);
 	json_end_object(&json);
 	snprintf(name, sizeof(name), "model.safetensors.index.json");
