@@ -294,9 +294,32 @@ uint32_t rule_expert_count(const struct manifest *manifest, const struct rule *r
 /* rows.c: "rows". */
 void parse_rows(struct parse *parse, const struct json *json);
 
+/* All rows of one local name and canonical layer and expert: what may become part of a rule. */
+struct row_unit {
+	const char *name;      /* as a rule's: with {L}, {E} where they can stand */
+	int32_t layer, expert; /* expert -1: none, or stacked */
+	bool has_layer, stacks;
+	enum ws_dtype dtype;
+	uint32_t order; /* of its first row */
+	uint32_t count; /* ranks, ascending */
+	uint32_t *ranks;
+	const struct form **forms;
+	uint32_t *expert_first, *expert_count; /* of a stack: into experts */
+	int32_t *experts;
+	uint64_t hash; /* of ranks, forms and stacked experts */
+};
+
+/* row_rules.c: merges units that are alike over experts and layers, and adds the rules. */
+void add_row_rules(struct parse *parse, struct row_unit *units, uint32_t count);
+/* Whether pieces share no local element; false and a finding otherwise. */
+bool check_disjoint(struct parse *parse, const char *name, uint32_t rank,
+		    const struct piece *pieces, uint32_t count);
+
 /* names.c */
 int param_name(const struct manifest *manifest, const struct rule *rule, int32_t layer,
 	       int32_t expert, int32_t slot, char *out, size_t bytes);
+/* Whether each '{' of a name begins one of the marks (ended by NULL). */
+bool name_marks_fit(const char *name, const char *const *marks);
 /* Findings for params of the same name on one rank. */
 void check_names(struct parse *parse);
 
@@ -331,6 +354,9 @@ struct model {
 };
 
 /* Makes an empty model with a name and a parsed config; *model_out needs model_free even then. */
+/* Puts `mark` in place of the decimal number behind the first component `after` ("layers."), in
+ * place; returns the number, or -1 where there is none. */
+int32_t take_number(char *name, size_t room, const char *after, const char *mark);
 int model_new(struct model **model_out, const char *name, const void *config, size_t bytes,
 	      struct ws_error *err);
 /* An integer of the config, or fallback. */

@@ -156,6 +156,7 @@ static bool parse_tensor_rule(struct parse *parse, const struct json *json, uint
 			      struct tensor_rule *rule)
 {
 	static const char *const keys[] = {"name", "dtype", "shape", "layers", "experts", NULL};
+	static const char *const marks[] = {"{L}", "{E}", NULL};
 	char where[32];
 	snprintf(where, sizeof(where), "tensors[%u]", index);
 	if (!parse_keys(parse, json, where, keys))
@@ -163,6 +164,10 @@ static bool parse_tensor_rule(struct parse *parse, const struct json *json, uint
 	rule->name = parse_text(parse, json, "name", where);
 	if (rule->name == NULL) {
 		findings_add(&parse->found, "key", where, "\"name\" is missing");
+		return false;
+	}
+	if (!name_marks_fit(rule->name, marks)) {
+		findings_add(&parse->found, "tensor", rule->name, "a brace must begin {L} or {E}");
 		return false;
 	}
 	rule->dtype = ws_dtype_parse(json_text(json, "dtype", ""));

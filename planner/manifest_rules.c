@@ -387,6 +387,7 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 	static const char *const keys[] = {"p",	      "each", "mesh",  "x",	"dtype",
 					   "q",	      "mode", "post",  "scale", "stage",
 					   "derived", "kind", "model", "note",	NULL};
+	static const char *const marks[] = {"{L}", "{L-nl}", "{E}", "{e}", NULL};
 	char where[32];
 	snprintf(where, sizeof(where), "params[%u]", index);
 	struct param_parse param = {.parse = parse};
@@ -396,6 +397,11 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 	param.name = parse_text(parse, json, "p", where);
 	if (param.name == NULL) {
 		findings_add(&parse->found, "key", where, "\"p\", its name, is missing");
+		return;
+	}
+	if (!name_marks_fit(param.name, marks)) {
+		findings_add(&parse->found, "name", param.name,
+			     "a brace must begin {L}, {L-nl}, {E} or {e}");
 		return;
 	}
 	const char *mesh = json_text(json, "mesh", NULL);
@@ -412,6 +418,11 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 	if (strstr(param.name, "{L-nl}") != NULL && parse->manifest->layer_base < 0)
 		findings_add(&parse->found, "symbol", param.name,
 			     "{L-nl} needs \"num_hidden_layers\" in \"sym\"");
+	if ((layers.count == UINT32_MAX && strstr(param.name, "{L") != NULL) ||
+	    (!param.each_expert &&
+	     (strstr(param.name, "{E}") != NULL || strstr(param.name, "{e}") != NULL)))
+		findings_add(&parse->found, "name", param.name,
+			     "a mark in the name needs its each.L or each.E");
 	if (layers.count == UINT32_MAX) {
 		int32_t none = -1;
 		add_segment(parse, &param, json, &none, 1, visits_left);

@@ -262,40 +262,6 @@ struct entry {
 	const struct tensor_listing *listing;
 };
 
-/* A decimal number without sign or leading zeros that ends at a dot or the end; -1 if it isn't. */
-static int32_t leading_number(const char *text, size_t *length)
-{
-	int32_t value = 0;
-	size_t i = 0;
-	while (text[i] >= '0' && text[i] <= '9' && i < 6) {
-		value = value * 10 + (text[i] - '0');
-		i++;
-	}
-	*length = i;
-	if (i == 0 || i == 6 || (text[i] != '.' && text[i] != '\0') || (i > 1 && text[0] == '0'))
-		return -1;
-	return value;
-}
-
-/* Puts `mark` in place of the number behind the first ".after." (or "after." at the start). */
-static int32_t take_number(char *name, size_t room, const char *after, const char *mark)
-{
-	size_t count = strlen(after), digits;
-	for (char *at = strstr(name, after); at != NULL; at = strstr(at + 1, after)) {
-		if (at != name && at[-1] != '.')
-			continue;
-		int32_t value = leading_number(at + count, &digits);
-		size_t tail = strlen(at + count) + 1 - digits;
-		size_t mark_count = strlen(mark);
-		if (value < 0 || (size_t)(at - name) + count + mark_count + tail > room)
-			continue;
-		memmove(at + count + mark_count, at + count + digits, tail);
-		memcpy(at + count, mark, mark_count);
-		return value;
-	}
-	return -1;
-}
-
 static int compare_entries(const void *left, const void *right)
 {
 	const struct entry *a = left, *b = right;
