@@ -139,7 +139,8 @@ START_TEST(arena_pieces_are_zeroed_aligned_and_apart)
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(pieces); i++)
 		for (size_t j = 0; j < counts[i]; j++)
-			ck_assert_uint_eq(pieces[i][j], i % 255 + 1);
+			if (pieces[i][j] != i % 255 + 1)
+				ck_abort_msg("piece %zu is torn at %zu", i, j);
 	ck_assert_uint_lt(mem_live_count(), 300);
 	arena_release(&arena);
 	arena_release(&arena);

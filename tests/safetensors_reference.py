@@ -78,5 +78,5 @@ if sys.argv[1] == "write":
 else:
     cases = check_corpus(sys.argv[2] + "/corpus")
     tensors = check_copies(sys.argv[2])
-    print(f"safetensors {safetensors.__version__}: {cases} verdicts agree or differ as stated, "
+    print(f"ok safetensors {safetensors.__version__}: {cases} verdicts agree or differ as stated, "
           f"{tensors} tensors read and written byte for byte")

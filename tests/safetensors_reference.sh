@@ -9,7 +9,7 @@ build=$1
 venv=build/venv
 if ! [ -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
 	python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --timeout 20 --retries 1 safetensors numpy || {
-		echo "SKIP: the reference safetensors library can't be installed (python3-venv and pip are needed)" >&2
+		echo "skip safetensors_reference: the reference safetensors library can't be installed (python3-venv and pip are needed)"
 		exit 77
 	}
 fi

@@ -138,6 +138,13 @@ static bool scan_string(struct scan *scan)
 	return bad(scan, "the text ends inside a string");
 }
 
+/* What is wrong with the whole number is said where it begins. */
+static bool bad_number(struct scan *scan, const uint8_t *from, const char *fault)
+{
+	scan->at = from;
+	return bad(scan, fault);
+}
+
 static bool scan_digits(struct scan *scan)
 {
 	const uint8_t *from = scan->at;
@@ -155,7 +162,7 @@ static bool scan_number(struct scan *scan)
 	if (!scan_digits(scan))
 		return false;
 	if (*first == '0' && scan->at > first + 1)
-		return bad(scan, "a number begins with a needless 0");
+		return bad_number(scan, from, "a number begins with a needless 0");
 	if (scan->at < scan->end && *scan->at == '.') {
 		scan->at++;
 		if (!scan_digits(scan))
@@ -169,7 +176,7 @@ static bool scan_number(struct scan *scan)
 			return false;
 	}
 	if (scan->at - from > NUMBER_BYTES_MAX)
-		return bad(scan, "a number has more than 60 characters");
+		return bad_number(scan, from, "a number has more than 60 characters");
 	return true;
 }
 
