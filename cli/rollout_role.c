@@ -26,6 +26,7 @@ struct holder {
 	struct ws_rollout *rollout;
 	struct rank_memory memory;
 	struct oracle *oracle; /* NULL without --verify */
+	uint64_t live;	       /* the version that was resumed last */
 	uint64_t seen;	       /* the version that is live here, 0: none */
 	uint64_t digest;       /* of its bytes, with --verify */
 	int status;
@@ -221,10 +222,19 @@ static int dump_version(const struct holder *holder, struct ws_error *err)
 	return rc;
 }
 
-/* A version is live: the engine would serve it; this one looks at it. */
 static int on_resume(void *arg, uint64_t version, struct ws_error *err)
 {
 	struct holder *holder = arg;
+	(void)err;
+	holder->live = version;
+	return 0;
+}
+
+/* A version is live: the engine would serve it; this one looks at it.  Not in the hook, whose time
+ * is the update's. */
+static int look(struct holder *holder, struct ws_error *err)
+{
+	uint64_t version = holder->live;
 	int rc = 0;
 	holder->seen = version;
 	if (holder->oracle != NULL) {
@@ -315,6 +325,8 @@ static int step_until_over(struct holder *holder, struct ws_error *err)
 		if (rc != 0 && rc != -ECONNRESET)
 			return rc;
 		if (!hub_watch(holder, rc != 0, &gone_until))
+			return rc;
+		if (holder->live != holder->seen && (rc = look(holder, err)) != 0)
 			return rc;
 	}
 }
