@@ -143,7 +143,7 @@ static void on_abort(void *arg, uint64_t version, bool serving_old, const struct
 	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version",
 	    why->text);
 	if (!serving_old)
-		holder->seen = 0;
+		holder->live = holder->seen = 0;
 	if (holder->oracle == NULL || holder->seen == 0)
 		return;
 	/* They were compared with the oracle when they went live; now nothing may have moved. */
