@@ -78,6 +78,12 @@ static uint64_t random_next(struct net *net)
 	return mix64(net->random);
 }
 
+/* Serials are a net's own; this tells nets apart in addresses. */
+static uint64_t net_digest(const struct net *net)
+{
+	return digest_bytes(net->name, strlen(net->name), 0);
+}
+
 static bool coin(struct net *net)
 {
 	return (random_next(net) >> 17 & 1) != 0;
@@ -405,6 +411,7 @@ static int loop_peer_open(struct nic *nic, struct peer **peer_out, struct addres
 	loop->peers = peer;
 	pthread_mutex_unlock(&loop->net->lock);
 	write_u32(&out, ADDRESS_MAGIC);
+	write_u64(&out, net_digest(loop->net));
 	write_u64(&out, loop->serial);
 	write_u64(&out, peer->serial);
 	address_out->count = (uint16_t)out.count;
@@ -418,10 +425,14 @@ static int loop_peer_connect(struct nic *nic, struct peer *peer, const struct ad
 	struct loop *loop = loop_of(nic);
 	struct reader in = reader_make(address->bytes, MIN(address->count, ADDRESS_BYTES_MAX));
 	uint32_t magic = read_u32(&in);
+	uint64_t net = read_u64(&in);
 	uint64_t nic_serial = read_u64(&in), peer_serial = read_u64(&in);
 
 	if (address->count > ADDRESS_BYTES_MAX || !reader_done(&in) || magic != ADDRESS_MAGIC)
 		return ws_fail(err, -EPROTO, "%s got an address that no loop NIC makes", nic->name);
+	if (net != net_digest(loop->net))
+		return ws_fail(err, -EPROTO, "%s got the address of a NIC of another net",
+			       nic->name);
 	pthread_mutex_lock(&loop->net->lock);
 	/* One that is gone already is no error here: its ops will fail. */
 	for (struct loop *i = loop->net->nics; i != NULL; i = i->next)
