@@ -6,12 +6,13 @@ usage: make_checkpoint.py DIR
 A llama whose sizes no power of two divides (so that tensor parallel 3 meets 2 strided on both
 sides), a vocabulary that both sides pad, and tied embeddings (no lm_head.weight).
 """
+import ctypes
 import hashlib
 import json
 import os
 import sys
 
-from safetensors import serialize_file
+import safetensors
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTER, LAYERS, VOCAB = 192, 6, 6, 32, 384, 2, 1000
 
@@ -38,13 +39,19 @@ def main(folder):
         shapes[at + "mlp.up_proj.weight"] = [INTER, HIDDEN]
         shapes[at + "mlp.down_proj.weight"] = [HIDDEN, INTER]
     os.makedirs(folder, exist_ok=True)
-    tensors = {}
+    tensors, buffers = {}, []
     for name, shape in shapes.items():
         count = 1
         for size in shape:
             count *= size
-        tensors[name] = {"dtype": "bfloat16", "shape": shape, "data": bf16(name, count)}
-    serialize_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
+        data = bf16(name, count)
+        if hasattr(safetensors, "TensorSpec"):  # 0.8 on: addresses instead of bytes
+            buffers.append(ctypes.create_string_buffer(data, len(data)))
+            tensors[name] = safetensors.TensorSpec(dtype="bfloat16", shape=shape, data_len=len(data),
+                                                   data_ptr=ctypes.addressof(buffers[-1]))
+        else:
+            tensors[name] = {"dtype": "bfloat16", "shape": shape, "data": data}
+    safetensors.serialize_file(tensors, os.path.join(folder, "model.safetensors"), {"format": "pt"})
     with open(os.path.join(folder, "config.json"), "w") as out:
         json.dump({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,

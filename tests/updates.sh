@@ -30,7 +30,8 @@ run_both() {
 		if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
 			--checkpoint "$checkpoint" --updates 2 --verify --json --nics "$nics" "$@" \
 			>"$work/out" 2>"$work/log"; then
-			failed "$title" "run ended with $?" "$work/log"
+			grep '^weightsync:' "$work/log" >"$work/said"
+			failed "$title" "run ended with a failure" "$work/said"
 		elif ! python3 "$tests/check_updates.py" "$work/out" 2 2>"$work/log"; then
 			failed "$title" "$(cat "$work/log")"
 		else
@@ -54,8 +55,8 @@ pair "fsdp2 dp=2,tp=2 to vllm tp=4 with replicated kv heads (qwen3 moe)" "$work/
 	"--layout fsdp2 --mesh dp=2,tp=2" "--layout vllm --mesh tp=4"
 pair "hsdp 2x2 to two replicas of tp=1 (qwen3)" "$work/qwen3-32b" 2 \
 	"--layout fsdp2 --mesh rep=2,dp=2" "--layout vllm --mesh tp=1"
-pair "megatron tp=2,pp=2,ep=2 to sglang tp=2,ep=2 (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
-	"--layout megatron --mesh tp=2,pp=2,ep=2" "--layout sglang --mesh tp=2,ep=2"
+pair "megatron tp=2,pp=2,ep=2 (uneven stages) to sglang tp=2,ep=2 (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
+	"--layout megatron --mesh tp=2,pp=2,ep=2,first=1" "--layout sglang --mesh tp=2,ep=2"
 pair "megatron tp=2 to vllm tp=2 (deepseek: mla, shared experts, f32 bias)" "$work/deepseek-v3" 1 \
 	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2"
 pair "float32 masters cast to bf16, inplace, wire digests" "$work/qwen3-30b-a3b" 1 \
