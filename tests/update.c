@@ -3,6 +3,7 @@
  * Updates from end to end: real trainers, real rollouts, a real hub, libfabric's tcp on loopback,
  * small models with real names, every byte of every rank compared.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "tests/test.h"
@@ -46,12 +47,161 @@ START_TEST(every_byte_goes_live_in_each_mode)
 }
 END_TEST
 
+START_TEST(params_may_change_once_they_are_released)
+{
+	struct world_options options = three_to_two;
+
+	options.inplace = _i == 1;
+	struct world *world = world_open(&options);
+	for (uint64_t version = 1; version <= 3; version++)
+		world_push_good(world, version, true); /* scribbles between released and end */
+	world_close(world);
+}
+END_TEST
+
+/* Row-parallel weights cut by 3 and by 2 are strided on both sides: packed, through a ring of few
+ * slots with credits, and unpacked. */
+START_TEST(a_small_ring_and_small_staging_carry_strided_weights)
+{
+	struct world_options options = {
+		.trainer_layout = "megatron",
+		.trainer_mesh = "tp=2",
+		.rollout_layout = "vllm",
+		.rollout_mesh = "tp=4",
+		.trainers = 2,
+		.replicas = 1,
+		.replica_ranks = 4,
+		.op_bytes = 16u << 10,
+		.staging_bytes = 64u << 10,
+		.recv_staging_bytes = 256u << 10,
+		.run_bytes_min = 64u << 20,
+		.digests = _i == 1,
+	};
+	struct world *world = world_open(&options);
+	bool ring = false;
+
+	world_push_good(world, 1, false);
+	world_push_good(world, 2, false);
+	for (uint32_t i = 0; i < options.trainers; i++) {
+		ck_assert_uint_gt(world->trainer[i].report.staging_high_bytes, 0);
+		ck_assert_uint_le(world->trainer[i].report.staging_high_bytes,
+				  options.staging_bytes);
+	}
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		struct ws_rollout_report report;
+		ws_rollout_last(world->loop[i].rollout, &report);
+		ck_assert_uint_eq(report.version, 2);
+		ck_assert_uint_le(report.ring_bytes, options.recv_staging_bytes);
+		ring = ring || report.ring_bytes > 0;
+	}
+	ck_assert(ring);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(two_replicas_of_experts_go_live_with_and_without_the_barrier)
+{
+	struct world_options options = {
+		.model = "qwen3-30b-a3b",
+		.scale = 3000,
+		.trainer_layout = "fsdp2",
+		.trainer_mesh = "dp=2",
+		.rollout_layout = "vllm",
+		.rollout_mesh = "tp=2",
+		.trainers = 2,
+		.replicas = 2,
+		.replica_ranks = 2,
+		.min_replicas = 2,
+		.barrier = _i == 1,
+	};
+	struct world *world = world_open(&options);
+
+	atomic_store(&world->loop[3].put_off, 5); /* -EAGAIN of on_pause: asked again */
+	world_push_good(world, 7, false);
+	ck_assert_uint_eq(atomic_load(&world->loop[3].put_off), 0);
+	world_push_good(world, 7, false); /* the same version again: a new attempt */
+	world_push_good(world, 9, false);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(a_failed_hook_ends_the_attempt_everywhere_and_the_next_version_goes_live)
+{
+	struct world_options options = three_to_two;
+
+	options.inplace = _i == 1;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	atomic_store(&world->loop[1].fail_begin, 1);
+	world_push(world, 2, 20000, false);
+	for (uint32_t i = 0; i < options.trainers; i++) {
+		const struct trainer *trainer = &world->trainer[i];
+		ck_assert_int_lt(trainer->rc, 0);
+		ck_assert_ptr_nonnull(strstr(trainer->err.text, "version 2"));
+		ck_assert_msg(strstr(trainer->err.text, "the engine is out of order") != NULL, "%s",
+			      trainer->err.text);
+		ck_assert_ptr_nonnull(strstr(trainer->err.text, "rollout 0.1"));
+		ck_assert(!trainer->report.replicas[0].live);
+	}
+	world_push_good(world, 3, false);
+	/* Old weights were looked at by on_abort, where they are still there. */
+	ck_assert_uint_ge(atomic_load(&world->loop[0].aborted), 1);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(trainers_that_push_different_versions_are_both_told)
+{
+	struct world *world = world_open(&three_to_two);
+	struct ws_error err[3] = {0};
+
+	for (uint32_t i = 0; i < 3; i++)
+		ck_ok(ws_trainer_push_begin(world->trainer[i].trainer, i == 2 ? 6 : 5, 10000,
+					    &err[i]),
+		      err[i]);
+	for (uint32_t i = 0; i < 3; i++) {
+		int rc = ws_trainer_push_end(world->trainer[i].trainer, NULL, &err[i]);
+		ck_assert_int_lt(rc, 0);
+		ck_assert_msg(strstr(err[i].text, "5") != NULL && strstr(err[i].text, "6") != NULL,
+			      "%s", err[i].text);
+	}
+	world_push_good(world, 7, false);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(wrong_calls_are_refused_with_what_was_expected)
+{
+	struct world *world = world_open(&three_to_two);
+	struct ws_trainer *trainer = world->trainer[0].trainer;
+	struct ws_memory memory = {.base = &memory, .bytes = 1};
+	struct ws_error err = {0};
+
+	ck_fails(ws_trainer_add(trainer, "no.such.param", &memory, &err), -EINVAL, err);
+	ck_fails(ws_trainer_push_released(trainer, &err), -EINVAL, err);
+	ck_fails(ws_trainer_push_begin(trainer, 0, 1000, &err), -EINVAL, err);
+	world_push_good(world, 5, false);
+	ck_fails(ws_trainer_push_begin(trainer, 4, 1000, &err), -EINVAL, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "5"));
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *update = suite_create("update");
 	TCase *modes = tcase_create("modes");
 
 	tcase_add_loop_test(modes, every_byte_goes_live_in_each_mode, 0, 8);
+	tcase_add_loop_test(modes, params_may_change_once_they_are_released, 0, 2);
+	tcase_add_loop_test(modes, a_small_ring_and_small_staging_carry_strided_weights, 0, 2);
+	tcase_add_loop_test(modes, two_replicas_of_experts_go_live_with_and_without_the_barrier, 0,
+			    2);
+	tcase_add_loop_test(
+		modes, a_failed_hook_ends_the_attempt_everywhere_and_the_next_version_goes_live, 0,
+		2);
+	tcase_add_test(modes, trainers_that_push_different_versions_are_both_told);
+	tcase_add_test(modes, wrong_calls_are_refused_with_what_was_expected);
 	tcase_set_timeout(modes, 60);
 	suite_add_tcase(update, modes);
 	return update;

@@ -344,7 +344,7 @@ struct world *world_open(const struct world_options *options)
 	key_make(world);
 	ck_ok(model_builtin(&whole, options->model != NULL ? options->model : "llama-3-70b", &err),
 	      err);
-	ck_ok(model_scale(&model, whole, 1, options->scale != 0 ? options->scale : 4000, &err),
+	ck_ok(model_scale(&model, whole, 1, options->scale != 0 ? options->scale : 16000, &err),
 	      err);
 	manifest_write(model, SIDE_TRAINER, options->trainer_layout, options->trainer_mesh,
 		       &world->trainer_text, &world->manifest[SIDE_TRAINER]);

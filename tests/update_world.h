@@ -20,7 +20,7 @@
 
 struct world_options {
 	const char *model; /* NULL: "llama-3-70b" */
-	uint64_t scale;	   /* 1/scale of its bytes; 0: 4000 */
+	uint64_t scale;	   /* 1/scale of its bytes; 0: 16000 */
 	const char *trainer_layout, *trainer_mesh;
 	const char *rollout_layout, *rollout_mesh;
 	uint32_t trainers, replicas, replica_ranks, min_replicas;

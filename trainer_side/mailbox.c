@@ -46,8 +46,8 @@ int mailbox_ask(struct ws_trainer *trainer, const struct request *request, struc
 	trainer->request = *request;
 	atomic_store_explicit(&trainer->asked, number, memory_order_release);
 	mailbox_wake(trainer->wake_fd);
-	if (wait_answer(trainer, number, request->deadline_ns + GRACE_MS * UINT64_C(1000000)) !=
-	    0) {
+	uint64_t until_ns = MAX(request->deadline_ns, clock_ns()) + GRACE_MS * UINT64_C(1000000);
+	if (wait_answer(trainer, number, until_ns) != 0) {
 		trainer->stuck = true;
 		return ws_fail(err, -ETIMEDOUT,
 			       "trainer %u's I/O thread didn't answer in time; a call to a NIC may "

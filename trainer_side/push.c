@@ -343,6 +343,29 @@ static void deadline_pass(struct ws_trainer *trainer)
 	push_failed(trainer, &why);
 }
 
+/*
+ * Another trainer may have begun it already.  If that attempt is over by now, it was this push for
+ * it, and so it is for this trainer: the ranks' calls stay in step, and none waits alone.
+ */
+static void begin_or_join(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_error why = {0};
+	bool missed = trainer->begun_attempt > trainer->ended_attempt;
+	bool over = missed && member_attempt_over(trainer->member, trainer->begun_attempt, &why);
+
+	if (missed && !over) {
+		join(trainer);
+	} else if (over && why.code != 0 && trainer->begun_version == push->version) {
+		push->attempt = trainer->begun_attempt;
+		push->sent = true;
+		push->why = why;
+		finish(trainer);
+	} else {
+		say(trainer, true);
+	}
+}
+
 static void begin_take(struct ws_trainer *trainer, const struct request *request)
 {
 	struct push *push = &trainer->push;
@@ -366,12 +389,7 @@ static void begin_take(struct ws_trainer *trainer, const struct request *request
 		push->version = request->version;
 		push->deadline_ns = request->deadline_ns;
 		push->start_ns = clock_ns();
-		/* Another trainer may have begun it already. */
-		if (trainer->begun_attempt > trainer->ended_attempt &&
-		    !member_attempt_over(trainer->member, trainer->begun_attempt, NULL))
-			join(trainer);
-		else
-			say(trainer, true);
+		begin_or_join(trainer);
 	}
 	mailbox_answer(trainer, &answer);
 }
