@@ -50,7 +50,7 @@ SOURCES := $(wildcard $(addsuffix /*.c,$(FOLDERS)))
 CLI_SOURCES := $(wildcard cli/*.c)
 BENCH_SOURCES := $(wildcard bench/*.c)
 TEST_HELPERS = tests/main.c tests/gen.c
-TEST_SHARED = tests/engine_world.c tests/link_ends.c tests/hub_world.c tests/update_world.c
+TEST_SHARED = tests/engine_world.c tests/link_ends.c tests/hub_world.c tests/update_world.c tests/progress_world.c
 TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c))
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 DATA := $(wildcard planner/presets/*.json planner/models/*.json)
@@ -91,6 +91,7 @@ $(BUILD)/tests/engine $(BUILD)/tests/engine_fault: $(BUILD)/tests/engine_world.o
 $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
 $(BUILD)/tests/hub $(BUILD)/tests/hub_fault: $(BUILD)/tests/hub_world.o
 $(BUILD)/tests/update $(BUILD)/tests/update_fault: $(BUILD)/tests/update_world.o
+$(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)

@@ -168,9 +168,11 @@ void seat_lose(struct progress *progress, uint32_t number, const struct ws_error
 bool trainer_has_joined(const struct progress *progress, const struct seat *seat)
 {
 	const struct beat_up *up = &seat->up;
-	return up->joined == progress->attempt ||
-	       (up->want == progress->version && up->want != 0 &&
-		(up->want_attempt == 0 || up->want_attempt == progress->attempt));
+	bool of_this = up->want_attempt == 0 || up->want_attempt == progress->attempt;
+	if (up->want != 0 && of_this && up->want != progress->version)
+		return up->want_attempt == 0 &&
+		       up->joined == progress->attempt; /* the next push's */
+	return up->joined == progress->attempt || (up->want != 0 && of_this);
 }
 
 bool trainer_waits(const struct seat *seat)
@@ -373,7 +375,7 @@ static void replica_tick(struct progress *progress, uint32_t index)
 	case WORD_BEGIN:
 		if (!all_are_at(progress, index, RANK_LANDED))
 			replica_late(progress, index, RANK_LANDED);
-		else if (!barrier_holds(progress))
+		else if (!barrier_holds(progress) && all_trainers_joined(progress))
 			word_set(progress, index, WORD_PAUSE);
 		return;
 	case WORD_PAUSE:

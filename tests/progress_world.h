@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A model of a run around the real progress.c: trainers and rollout ranks as in
+ * update_model.pml, a network that loses, delays and reorders frames, processes that die, stop
+ * and come back, a hub that is started anew.  One seed, one schedule.  The first broken property
+ * is kept as a sentence.
+ */
+#ifndef PROGRESS_WORLD_H
+#define PROGRESS_WORLD_H
+
+#include "lib/hub/progress.h"
+
+#define TRAINERS	2
+#define RANKS_EACH_MAX	2
+#define REPLICAS_MAX	2
+#define RANKS_MAX_MODEL (RANKS_EACH_MAX * REPLICAS_MAX)
+#define PROCESSES	(TRAINERS + RANKS_MAX_MODEL)
+#define FLIGHT_MAX	4 /* frames under way, per member and direction */
+#define STEP_NS		20000000u
+#define LOST_NS		1000000000u
+#define PHASE_NS	8000000000u
+
+/* A rule that is taken away, to see that the properties notice. */
+enum mutant {
+	MUTANT_NONE = 0,
+	MUTANT_COMMIT_EARLY, /* hub commits when any rank has landed, ranks go along */
+	MUTANT_RESUME_EARLY, /* hub resumes when any rank is live */
+	MUTANT_ABORT_LATE,   /* hub aborts what has committed, ranks go along */
+	MUTANT_LANDED_LIE,   /* a rank says landed before every byte is there */
+	MUTANT_NO_PAUSE,     /* a rank says paused and goes on serving */
+	MUTANT_DROP_SERVES,  /* a dropped rank that is live serves what it has (DROP_RULE 0) */
+	MUTANT_DOUBT_ABORT,  /* a new hub aborts what may have committed */
+	MUTANT_NO_DROP,	     /* a hub that lost a rank takes its next incarnation as the same one */
+	MUTANT_COUNT
+};
+
+struct up_frame {
+	bool used, is_join;
+	uint64_t hub, incarnation;
+	struct beat_up beat;
+};
+
+struct down_frame {
+	bool used, is_roster, is_hello;
+	uint64_t hub, incarnation, generation;
+	struct beat_down beat;
+};
+
+struct process {
+	uint64_t id;
+	bool trains, inplace;
+	uint64_t back_ns, frozen_ns; /* dead, stopped until */
+	uint64_t incarnation, hub;
+	bool joined, was_in;
+	uint64_t down_sequence;
+	struct beat_up up; /* what it says: state, attempt, want, joined, .. */
+	struct beat_down down;
+	uint64_t begun, tried; /* trainer: last goal it pushed; begun: as in member.c */
+	uint64_t want_joined;
+	struct ws_error result; /* trainer: of its last push */
+	/* rollout: the truth */
+	uint64_t version, current, live[TRAINERS], spare[TRAINERS];
+	uint32_t bits;
+	bool serving;
+	uint64_t live_attempt;	     /* highest that this seat reached live in */
+	uint64_t aborted, committed; /* highest attempts by the hub's word */
+	struct up_frame up_flight[FLIGHT_MAX];
+	struct down_frame down_flight[FLIGHT_MAX];
+};
+
+struct model {
+	uint64_t random, now_ns, hub_incarnation;
+	uint32_t ranks_each, replicas, process_count;
+	bool faults, barrier, inplace;
+	enum mutant mutant;
+	struct progress progress;
+	struct process process[PROCESSES];
+	uint64_t goal; /* version that trainers push; 0: none yet */
+	uint32_t fault_count, hub_count, pushes_ok;
+	char broken[512]; /* the first property that failed */
+};
+
+void model_open(struct model *model, uint64_t seed, enum mutant mutant);
+void model_close(struct model *model);
+void model_step(struct model *model);
+/* No more faults; lets everything come to rest. */
+void model_calm(struct model *model);
+bool model_trainers_idle(const struct model *model);
+/* Every trainer pushes a new version; true if it ended well and every rank serves it. */
+bool model_last_push(struct model *model);
+
+#endif
