@@ -93,7 +93,27 @@ void world_close(struct world *world)
 {
 	for (uint32_t i = 0; i < world->count; i++)
 		member_close(world->actor[i].member);
-	hub_close(world->hub);
+	if (world->has_closer)
+		pthread_join(world->closer, NULL);
+	else
+		hub_close(world->hub);
+}
+
+static void *hub_closer(void *hub)
+{
+	hub_close(hub);
+	return NULL;
+}
+
+void world_hub_close_beside(struct world *world, bool leaves)
+{
+	if (leaves) {
+		member_close(world->actor[0].member);
+		world->actor[0].member = NULL;
+		world_run_ms(world, 100);
+	}
+	ck_assert_int_eq(pthread_create(&world->closer, NULL, hub_closer, world->hub), 0);
+	world->has_closer = true;
 }
 
 static void state_say(struct actor *actor, enum rank_state state)
@@ -117,6 +137,7 @@ static void roster_take(struct actor *actor, const struct member_event *event)
 	actor->roster_replicas = event->replica_count;
 	actor->requests = actor->answers = 0;
 	actor->quiet_seen = actor->all_wired = false;
+	memset(actor->ready, 0, sizeof(actor->ready));
 	memset(actor->written, 0, sizeof(actor->written));
 	for (uint32_t i = 0; i < event->roster_count; i++)
 		actor->roster_id[i] = event->roster[i].id;
@@ -191,6 +212,8 @@ static void rollout_word(struct actor *actor, const struct member_event *event)
 
 static void trainer_word(struct actor *actor, const struct member_event *event)
 {
+	actor->begun = event->attempt;
+	actor->begun_version = event->version;
 	if (actor->want == 0)
 		return;
 	actor->joined = event->attempt;
@@ -201,8 +224,7 @@ static void ready_take(struct actor *actor, const struct member_event *event)
 {
 	ck_assert_mem_eq(event->body, "set 0", 5);
 	ck_assert_uint_eq(event->generation, actor->generation);
-	if (!actor->mute && event->attempt == actor->joined)
-		actor->written[event->from] = event->attempt;
+	actor->ready[event->from] = event->attempt;
 }
 
 static void actor_take(struct actor *actor, const struct member_event *event)
@@ -282,8 +304,11 @@ static void actor_goes_on(struct world *world, struct actor *actor)
 		return;
 	}
 	bool all = actor->joined != 0 && !actor->mute;
-	for (uint32_t i = actor->trainer_count; i < actor->roster_count; i++)
+	for (uint32_t i = actor->trainer_count; i < actor->roster_count; i++) {
+		if (!actor->mute && actor->want != 0 && actor->ready[i] == actor->joined)
+			actor->written[i] = actor->joined;
 		all = all && actor->written[i] == actor->joined;
+	}
 	if (all && actor->sent < actor->joined)
 		actor->sent = actor->joined;
 	if (actor->want == 0)
@@ -352,14 +377,57 @@ bool push_ended(const struct world *world, const void *arg)
 	return true;
 }
 
+void actor_push(struct actor *actor, uint64_t version)
+{
+	actor->want = version;
+	actor->push_error = (struct ws_error){0};
+	/* Begun already by another trainer. */
+	if (actor->begun_version == version && actor->begun > actor->joined &&
+	    !member_attempt_over(actor->member, actor->begun, NULL))
+		actor->joined = actor->begun;
+	member_say_push(actor->member, version, actor->joined, actor->sent, 0);
+}
+
 void world_push(struct world *world, uint64_t version)
 {
 	for (uint32_t i = 0; i < world->trainers; i++) {
 		struct actor *actor = &world->actor[i];
 		if (actor->member == NULL)
 			continue;
-		actor->want = version;
-		actor->push_error = (struct ws_error){0};
-		member_say_push(actor->member, version, actor->joined, actor->sent, 0);
+		actor_push(actor, version);
 	}
+}
+
+bool rollout_has_begun(const struct world *world, const void *actor)
+{
+	(void)world;
+	return ((const struct actor *)actor)->begin_count > 0;
+}
+
+const struct ws_error *push_error(const struct world *world, uint32_t trainer)
+{
+	return &world->actor[trainer].push_error;
+}
+
+void push_ok_but(struct world *world, uint64_t version, const struct actor *absent)
+{
+	world_push(world, version);
+	ck_assert_msg(world_run(world, push_ended, NULL), "version %llu didn't end",
+		      (unsigned long long)version);
+	for (uint32_t i = 0; i < world->count; i++) {
+		const struct actor *actor = &world->actor[i];
+		if (actor->member == NULL || actor == absent)
+			continue;
+		if (i < world->trainers)
+			ck_assert_msg(actor->push_error.code == 0, "trainer %u: %s", i,
+				      actor->push_error.text);
+		else
+			ck_assert_msg(actor->live == version, "rollout %u.%u serves %llu",
+				      actor->replica, actor->rank, (unsigned long long)actor->live);
+	}
+}
+
+void push_ok(struct world *world, uint64_t version)
+{
+	push_ok_but(world, version, NULL);
 }

@@ -6,6 +6,8 @@
 #ifndef HUB_WORLD_H
 #define HUB_WORLD_H
 
+#include <pthread.h>
+
 #include "lib/hub/hub.h"
 
 #define WORLD_MEMBERS_MAX 12
@@ -37,8 +39,9 @@ struct actor {
 	uint64_t attempt, version, live, served[2]; /* versions that were live before and now */
 	uint32_t begin_count, abort_count;
 	/* trainer */
-	uint64_t want, joined, sent, over_attempt;
+	uint64_t want, joined, sent, over_attempt, begun, begun_version;
 	struct ws_error push_error;
+	uint64_t ready[WORLD_MEMBERS_MAX];
 	uint64_t written[WORLD_MEMBERS_MAX]; /* by roster index: attempt whose bytes are there */
 };
 
@@ -49,6 +52,8 @@ struct world {
 	char endpoint[128];
 	struct actor actor[WORLD_MEMBERS_MAX];
 	uint32_t count, trainers, replica_ranks;
+	pthread_t closer; /* of the hub */
+	bool has_closer;
 };
 
 /* trainers, then replicas of so many ranks; the hub too. */
@@ -71,5 +76,14 @@ void world_run_ms(struct world *world, uint64_t ms);
 bool all_are_wired(const struct world *world, const void *arg);
 bool push_ended(const struct world *world, const void *arg); /* every living trainer's */
 void world_push(struct world *world, uint64_t version);	     /* all trainers want it */
+
+void actor_push(struct actor *actor, uint64_t version); /* one does */
+bool rollout_has_begun(const struct world *world, const void *actor);
+const struct ws_error *push_error(const struct world *world, uint32_t trainer);
+/* A push that must end well everywhere; _but: there is one rank that takes no part. */
+void push_ok(struct world *world, uint64_t version);
+void push_ok_but(struct world *world, uint64_t version, const struct actor *absent);
+/* Closes the hub in a thread beside the members'; first trainer 0 leaves, or not. */
+void world_hub_close_beside(struct world *world, bool leaves);
 
 #endif

@@ -17,10 +17,11 @@
 /* The sending side of a seat; same numbers as progress->seats. */
 struct seat_io {
 	uint64_t route; /* the connection its last frame came by; 0: none */
-	uint64_t next_beat_ns, beat_digest, roster_ns, over_ns;
-	uint64_t ready_attempt; /* heard; acknowledged by beats */
-	uint64_t ready_ns;	/* when it was last passed on */
-	struct writer ready;	/* its body */
+	uint64_t next_beat_ns, beat_digest, over_ns;
+	uint64_t roster_generation, roster_ns; /* last sent, and when it is due again */
+	uint64_t ready_attempt;		       /* heard; acknowledged by beats */
+	uint64_t ready_ns;		       /* when it was last passed on */
+	struct writer ready;		       /* its body */
 };
 
 struct manifest_text {

@@ -84,7 +84,8 @@ static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 	struct seat_io *io = &hub->io[number];
 	const struct progress *progress = &hub->progress;
 	const struct seat *seat = &progress->seats[number];
-	if (now_ns < io->roster_ns || !progress_owes_roster(progress, number))
+	bool repeated = io->roster_generation == progress->generation;
+	if ((repeated && now_ns < io->roster_ns) || !progress_owes_roster(progress, number))
 		return;
 	for (uint32_t i = 0; i < progress->roster_count; i++)
 		progress_roster_member(progress, i, &hub->members[i]);
@@ -105,8 +106,10 @@ static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 	}
 	writer_reset(&hub->out);
 	roster_encode(&roster, &hub->out);
-	if (out_send(hub, FRAME_ROSTER, seat->id, seat->joined, io->route) == 0)
-		io->roster_ns = now_ns + ROSTER_NS;
+	if (out_send(hub, FRAME_ROSTER, seat->id, seat->joined, io->route) != 0)
+		return;
+	io->roster_generation = progress->generation;
+	io->roster_ns = now_ns + ROSTER_NS;
 }
 
 /* One rollout's ready, to the trainers whose beats don't show it yet. */

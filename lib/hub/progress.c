@@ -281,7 +281,7 @@ static bool sender_late(struct progress *progress, const struct seat *rank)
 		member_name(seat->id, name);
 		member_name(rank->id, about);
 		ws_fail(&why, -ETIMEDOUT,
-			"%s hasn't sent all of version %llu and stands still for %.0f s; %s waits",
+			"%s hasn't sent all of version %llu and stands still for %.1f s; %s waits",
 			name, (unsigned long long)progress->version,
 			(double)(progress->now_ns - seat->moved_ns) / 1e9, about);
 		attempt_abort(progress, &why);
@@ -312,7 +312,7 @@ static void replica_late(struct progress *progress, uint32_t index, enum rank_st
 		char name[MEMBER_NAME_BYTES], step[80];
 		member_name(seat->id, name);
 		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.0f s%s", name,
+		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s", name,
 			rank_state_name(next), (unsigned long long)progress->version,
 			(double)(progress->now_ns - since) / 1e9, step);
 		replica_drop(progress, index, &why);
@@ -421,7 +421,7 @@ static void trainers_check(struct progress *progress)
 				(unsigned long long)progress->version);
 		else if (progress->now_ns - progress->begin_ns > progress->options.phase_ns)
 			ws_fail(&why, -ETIMEDOUT,
-				"%s hasn't pushed version %llu within %.0f s of the first trainer",
+				"%s hasn't pushed version %llu within %.1f s of the first trainer",
 				name, (unsigned long long)progress->version,
 				(double)(progress->now_ns - progress->begin_ns) / 1e9);
 		else

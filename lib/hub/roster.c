@@ -374,7 +374,7 @@ static void wiring_late(struct progress *progress)
 			continue;
 		member_name(seat->id, name);
 		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s hasn't %s generation %llu within %.0f s%s", name,
+		ws_fail(&why, -ETIMEDOUT, "%s hasn't %s generation %llu within %.1f s%s", name,
 			seat->up.generation != progress->generation ? "taken the roster of"
 			: progress->quiet			    ? "connected to its peers of"
 					  : "closed its old connections for",
@@ -415,7 +415,7 @@ void roster_tick(struct progress *progress)
 	    progress->now_ns - progress->opened_ns > progress->options.join_ns) {
 		struct ws_error why = {0};
 		progress_waits_for(progress, &why);
-		ws_fail_in(&why, -ETIMEDOUT, "the run didn't start within %.0f s",
+		ws_fail_in(&why, -ETIMEDOUT, "the run didn't start within %.1f s",
 			   (double)progress->options.join_ns / 1e9);
 		progress_end(progress, &why);
 	}
