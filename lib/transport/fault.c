@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/transport/fault.h"
 #include "lib/transport/tables.h"
 
 #define COPIES		4 /* ops that may be corrupt at the same time */
@@ -21,13 +22,6 @@
 #define DELAY_POLLS_MAX 64
 #define HELD_MAX	4096
 #define EXTRA_MAX	256
-
-enum rule { DROP, DUP, FAIL, DELAY, LOST, STALE, CORRUPT, CUT, RULE_COUNT };
-
-static const char *const rule_names[RULE_COUNT] = {
-	[DROP] = "drop", [DUP] = "dup",	    [FAIL] = "fail",	   [DELAY] = "delay",
-	[LOST] = "lost", [STALE] = "stale", [CORRUPT] = "corrupt", [CUT] = "cut",
-};
 
 struct peer {
 	struct peer *inner; /* the wrapped transport's; NULL once it has closed it */
@@ -57,10 +51,7 @@ struct held {
 struct fault {
 	struct nic nic;	   /* first */
 	struct nic *inner; /* owned */
-	uint64_t random;
-	double chance[RULE_COUNT];
-	uint64_t nth[RULE_COUNT];	/* counted from 1; 0: none */
-	uint64_t op_count;		/* ops decided so far */
+	struct rules rules;
 	bool decided, does[RULE_COUNT]; /* for the next op, while the wrapped NIC is full */
 
 	struct peer *peers; /* owned */
@@ -86,87 +77,12 @@ static struct fault *fault_of(struct nic *nic)
 	return (struct fault *)nic;
 }
 
-static uint64_t random_next(struct fault *fault)
-{
-	fault->random += UINT64_C(0x9e3779b97f4a7c15);
-	return mix64(fault->random);
-}
-
-static bool happens(struct fault *fault, enum rule rule)
-{
-	double roll = (double)(random_next(fault) >> 11) / (double)(UINT64_C(1) << 53);
-
-	return roll < fault->chance[rule] || fault->nth[rule] == fault->op_count;
-}
-
 /* ---------------------------------------------------------------- open, close */
-
-static int rule_parse(struct fault *fault, const char *key, const char *value, struct ws_error *err)
-{
-	char *end;
-
-	if (strcmp(key, "seed") == 0) {
-		fault->random = strtoull(value, &end, 10);
-		return *end == 0 && *value != 0
-			       ? 0
-			       : ws_fail(err, -EINVAL, "seed='%s' isn't a number", value);
-	}
-	for (int rule = 0; rule < RULE_COUNT; rule++) {
-		size_t count = strlen(rule_names[rule]);
-		if (strncmp(key, rule_names[rule], count) != 0)
-			continue;
-		if (strcmp(key + count, "_nth") == 0) {
-			fault->nth[rule] = strtoull(value, &end, 10);
-			if (*end == 0 && fault->nth[rule] > 0)
-				return 0;
-			return ws_fail(err, -EINVAL, "%s='%s' isn't the number of an op, from 1",
-				       key, value);
-		}
-		if (key[count] != 0)
-			continue;
-		fault->chance[rule] = strtod(value, &end);
-		if (*end == 0 && *value != 0 && fault->chance[rule] >= 0 &&
-		    fault->chance[rule] <= 1)
-			return 0;
-		return ws_fail(err, -EINVAL, "%s='%s' isn't a chance between 0 and 1", key, value);
-	}
-	return ws_fail(err, -EINVAL,
-		       "no fault rule is named '%s'; there are seed, drop, dup, fail, delay, lost, "
-		       "stale, corrupt, cut, and each but seed with _nth",
-		       key);
-}
-
-static int rules_parse(struct fault *fault, const char *rules, size_t count, struct ws_error *err)
-{
-	char text[256], *rest = text;
-
-	if (count >= sizeof(text))
-		return ws_fail(err, -EINVAL, "fault rules of more than %zu bytes",
-			       sizeof(text) - 1);
-	snprintf(text, sizeof(text), "%.*s", (int)count, rules);
-	for (char *rule = strsep(&rest, ","); rule != NULL; rule = strsep(&rest, ",")) {
-		char *equals = strchr(rule, '=');
-		if (*rule == 0 && rest == NULL && rule == text)
-			break; /* no rules at all */
-		if (equals == NULL)
-			return ws_fail(err, -EINVAL, "fault rule '%s' has no '='", rule);
-		*equals = 0;
-		int rc = rule_parse(fault, rule, equals + 1, err);
-		if (rc != 0)
-			return rc;
-	}
-	return 0;
-}
-
-static bool has_rule(const struct fault *fault, enum rule rule)
-{
-	return fault->chance[rule] > 0 || fault->nth[rule] > 0;
-}
 
 /* An op on its way to be corrupted is sent from a copy: the caller's bytes stay as they are. */
 static int copies_open(struct fault *fault, struct ws_error *err)
 {
-	if (!has_rule(fault, CORRUPT))
+	if (!rules_have(&fault->rules, CORRUPT))
 		return 0;
 	fault->copy_bytes = MIN(fault->nic.op_bytes_max, COPY_BYTES_MAX);
 	fault->nic.op_bytes_max = fault->copy_bytes;
@@ -184,7 +100,7 @@ static void limits_take(struct fault *fault)
 	bool any = false;
 
 	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
-		any = any || has_rule(fault, rule);
+		any = any || rules_have(&fault->rules, rule);
 	fault->nic = *inner;
 	fault->nic.transport = transport;
 	snprintf(fault->nic.name, sizeof(fault->nic.name), "fault(%.80s)", inner->name);
@@ -205,8 +121,7 @@ static int fault_open(struct nic *nic, const char *device, struct ws_error *err)
 			       "'%s' isn't a fault device; write rules:transport:device, as in "
 			       "drop=0.01:fabric:tcp/127.0.0.1",
 			       device);
-	fault->random = 1;
-	int rc = rules_parse(fault, device, (size_t)(first - device), err);
+	int rc = rules_parse(&fault->rules, device, (size_t)(first - device), err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
 	snprintf(transport, sizeof(transport), "%.*s", (int)(second - first - 1), first + 1);
@@ -429,9 +344,7 @@ static void decide(struct fault *fault)
 	if (fault->decided)
 		return;
 	fault->decided = true;
-	fault->op_count++;
-	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
-		fault->does[rule] = happens(fault, rule);
+	rules_decide(&fault->rules, fault->does);
 }
 
 static void extra_add(struct fault *fault, const struct op *op)
@@ -449,9 +362,10 @@ static void echo(struct fault *fault, const struct op *op)
 	if (fault->does[DUP])
 		extra_add(fault, op);
 	if (fault->does[STALE] && fault->old_count > 0)
-		extra_add(fault, &fault->old[random_next(fault) % fault->old_count]);
-	uint32_t at = fault->old_count < OLD_COUNT ? fault->old_count++
-						   : (uint32_t)(random_next(fault) % OLD_COUNT);
+		extra_add(fault, &fault->old[rules_random(&fault->rules) % fault->old_count]);
+	uint32_t at = fault->old_count < OLD_COUNT
+			      ? fault->old_count++
+			      : (uint32_t)(rules_random(&fault->rules) % OLD_COUNT);
 	fault->old[at] = *op;
 }
 
@@ -463,7 +377,8 @@ static bool corrupt(struct fault *fault, struct op *op, struct slot *slot)
 			continue;
 		uint8_t *copy = (uint8_t *)fault->copies.base + (uint64_t)i * fault->copy_bytes;
 		memcpy(copy, op->local, op->bytes);
-		copy[random_next(fault) % op->bytes] ^= (uint8_t)(1 + random_next(fault) % 255);
+		copy[rules_random(&fault->rules) % op->bytes] ^=
+			(uint8_t)(1 + rules_random(&fault->rules) % 255);
 		op->local = copy;
 		op->local_mr = &fault->copies_mr;
 		fault->copy_used[i] = true;
@@ -479,9 +394,9 @@ static void report_without_sending(struct fault *fault, const struct op *op)
 			      .status = fault->does[FAIL] ? -EIO : 0,
 			      .id = op->id,
 			      .peer = op->peer};
-	bool kept = event_hold(fault, &event,
-			       fault->does[DELAY] ? (uint32_t)(random_next(fault) % DELAY_POLLS_MAX)
-						  : 0);
+	bool kept = event_hold(
+		fault, &event,
+		fault->does[DELAY] ? (uint32_t)(rules_random(&fault->rules) % DELAY_POLLS_MAX) : 0);
 
 	assert(kept);
 }
@@ -567,12 +482,11 @@ static bool translate(struct fault *fault, const struct event *from, struct even
 {
 	*to = *from;
 	if (from->kind == EVENT_IMM) {
-		bool delay = fault->chance[DELAY] > 0 &&
-			     (double)(random_next(fault) >> 11) / (double)(UINT64_C(1) << 53) <
-				     fault->chance[DELAY];
+		bool delay = rules_chance(&fault->rules, DELAY);
 		to->peer = from->peer != NULL ? peer_find(fault, from->peer) : NULL;
 		return !delay ||
-		       !event_hold(fault, to, (uint32_t)(random_next(fault) % DELAY_POLLS_MAX));
+		       !event_hold(fault, to,
+				   (uint32_t)(rules_random(&fault->rules) % DELAY_POLLS_MAX));
 	}
 	struct slot *slot = &fault->slots[from->id];
 	enum slot_state state = slot->state;
@@ -587,7 +501,8 @@ static bool translate(struct fault *fault, const struct event *from, struct even
 	slot_free(fault, (uint32_t)from->id);
 	if (state == SLOT_EXTRA)
 		return false;
-	return !delay || !event_hold(fault, to, (uint32_t)(random_next(fault) % DELAY_POLLS_MAX));
+	return !delay ||
+	       !event_hold(fault, to, (uint32_t)(rules_random(&fault->rules) % DELAY_POLLS_MAX));
 }
 
 static int fault_poll(struct nic *nic, struct event *events_out, int count)

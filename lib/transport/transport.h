@@ -119,8 +119,8 @@ struct transport {
 	 *     the transport can end the connection alone (loop, fabric over tcp) whatever the peer
 	 *     does, else when the peer has said quiet, plus 50 ms.
 	 *
-	 * quiet: the peer has said that it has called peer_close.  abandon: that will never be heard;
-	 * give the receiving side up if it can't be ended.
+	 * quiet: the peer has said that it has called peer_close.  abandon: that will never be
+	 * heard; give the receiving side up if it can't be ended.
 	 *
 	 * 0: every op of mine to peer has been reported, none of its earlier writes can land, *peer
 	 * is gone.  -EAGAIN: poll, and call again.  -EBUSY, only with abandon: as 0, but the

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rules of a fault NIC: their text, and what they draw for an op. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lib/transport/fault.h"
+
+static const char *const rule_names[RULE_COUNT] = {
+	[DROP] = "drop", [DUP] = "dup",	    [FAIL] = "fail",	   [DELAY] = "delay",
+	[LOST] = "lost", [STALE] = "stale", [CORRUPT] = "corrupt", [CUT] = "cut",
+};
+
+static int rule_parse(struct rules *rules, const char *key, const char *value, struct ws_error *err)
+{
+	char *end;
+
+	if (strcmp(key, "seed") == 0) {
+		rules->random = strtoull(value, &end, 10);
+		return *end == 0 && *value != 0
+			       ? 0
+			       : ws_fail(err, -EINVAL, "seed='%s' isn't a number", value);
+	}
+	for (int rule = 0; rule < RULE_COUNT; rule++) {
+		size_t count = strlen(rule_names[rule]);
+		if (strncmp(key, rule_names[rule], count) != 0)
+			continue;
+		if (strcmp(key + count, "_nth") == 0) {
+			rules->nth[rule] = strtoull(value, &end, 10);
+			if (*end == 0 && rules->nth[rule] > 0)
+				return 0;
+			return ws_fail(err, -EINVAL, "%s='%s' isn't the number of an op, from 1",
+				       key, value);
+		}
+		if (key[count] != 0)
+			continue;
+		rules->chance[rule] = strtod(value, &end);
+		if (*end == 0 && *value != 0 && rules->chance[rule] >= 0 &&
+		    rules->chance[rule] <= 1)
+			return 0;
+		return ws_fail(err, -EINVAL, "%s='%s' isn't a chance between 0 and 1", key, value);
+	}
+	return ws_fail(err, -EINVAL,
+		       "no fault rule is named '%s'; there are seed, drop, dup, fail, delay, lost, "
+		       "stale, corrupt, cut, and each but seed with _nth",
+		       key);
+}
+
+int rules_parse(struct rules *rules, const char *from, size_t count, struct ws_error *err)
+{
+	char text[256], *rest = text;
+
+	*rules = (struct rules){.random = 1};
+	if (count >= sizeof(text))
+		return ws_fail(err, -EINVAL, "fault rules of more than %zu bytes",
+			       sizeof(text) - 1);
+	snprintf(text, sizeof(text), "%.*s", (int)count, from);
+	for (char *rule = strsep(&rest, ","); rule != NULL; rule = strsep(&rest, ",")) {
+		char *equals = strchr(rule, '=');
+		if (*rule == 0 && rest == NULL && rule == text)
+			break; /* no rules at all */
+		if (equals == NULL)
+			return ws_fail(err, -EINVAL, "fault rule '%s' has no '='", rule);
+		*equals = 0;
+		int rc = rule_parse(rules, rule, equals + 1, err);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+bool rules_have(const struct rules *rules, enum rule rule)
+{
+	return rules->chance[rule] > 0 || rules->nth[rule] > 0;
+}
+
+uint64_t rules_random(struct rules *rules)
+{
+	rules->random += UINT64_C(0x9e3779b97f4a7c15);
+	return mix64(rules->random);
+}
+
+bool rules_chance(struct rules *rules, enum rule rule)
+{
+	double roll = (double)(rules_random(rules) >> 11) / (double)(UINT64_C(1) << 53);
+
+	return roll < rules->chance[rule];
+}
+
+void rules_decide(struct rules *rules, bool does_out[RULE_COUNT])
+{
+	rules->op_count++;
+	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
+		does_out[rule] = rules_chance(rules, rule) || rules->nth[rule] == rules->op_count;
+}
