@@ -414,6 +414,19 @@ static void wake_set(struct fabric *fabric, bool awake)
 		fabric->awake = awake;
 }
 
+/* fi_trywait costs seven polls.  A caller that spins mostly does without; one that blocks finds
+ * the wake fd readable, and polls again, until it was done. */
+static void wait_prepare(struct fabric *fabric)
+{
+	bool ready = false;
+
+	if (++fabric->empty_polls % FABRIC_EMPTY_POLLS == 0) {
+		ready = may_wait(fabric);
+		fabric->unsettled = !ready;
+	}
+	wake_set(fabric, !ready);
+}
+
 static int fabric_poll(struct nic *nic, struct event *events_out, int count)
 {
 	struct fabric *fabric = fabric_of(nic);
@@ -422,8 +435,10 @@ static int fabric_poll(struct nic *nic, struct event *events_out, int count)
 	taken += peers_poll(fabric, events_out + taken, count - taken);
 	if (taken == 0) /* what a queue that just broke left behind */
 		taken = done_take(fabric, events_out, count);
-	if (taken == 0 && count > 0 && fabric->waits)
-		wake_set(fabric, !may_wait(fabric));
+	if (taken > 0)
+		fabric->empty_polls = 0;
+	else if (count > 0 && fabric->waits)
+		wait_prepare(fabric);
 	return taken;
 }
 

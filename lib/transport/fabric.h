@@ -28,6 +28,7 @@
 #define FABRIC_NAME_BYTES_MAX	96    /* of an endpoint's name */
 #define FABRIC_SET_ASIDE_MAX	32    /* endpoints per process that may be abandoned */
 #define FABRIC_CONNECT_MS_MAX	10000 /* how long a peer may refuse the first op */
+#define FABRIC_EMPTY_POLLS	8     /* until a poll prepares for blocking */
 #define FABRIC_QUIET_MS		50    /* how long a quiet peer's endpoint is polled */
 #define FABRIC_END_ALONE_MS_MAX 1000  /* how long the end of a shut connection may take */
 
@@ -73,6 +74,8 @@ struct fabric {
 	bool ends_alone; /* a connection is a TCP socket of this process: it can be shut down */
 	int wake_fd;	 /* readable: poll again, though no queue's fd says so.  Owned */
 	bool awake;
+	bool unsettled;	      /* fi_trywait refused: even queues that wait for nothing are read */
+	uint32_t empty_polls; /* since the last event */
 
 	struct op_context *contexts; /* owned; nic.ops_in_flight_max */
 	uint32_t free_first;	     /* UINT32_MAX: none */

@@ -157,7 +157,8 @@ int fabric_peer_poll(struct fabric *fabric, struct peer *peer, struct event *eve
 	int taken = 0;
 
 	/* A tx half that waits for nothing needs no progress but while it connects, or ends. */
-	if (peer->tx.ep != NULL && (peer->posted > 0 || peer->refused_at_ns != 0 || fabric->awake))
+	if (peer->tx.ep != NULL &&
+	    (peer->posted > 0 || peer->refused_at_ns != 0 || fabric->unsettled))
 		taken = tx_read(fabric, peer, events_out, count);
 	if (peer->rx.ep != NULL && !peer->set_aside && taken < count)
 		taken += rx_read(peer, events_out + taken, count - taken);

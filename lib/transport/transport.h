@@ -61,9 +61,10 @@ struct nic {
 	uint32_t imm_bytes;	    /* at least 4 */
 	bool gpu_memory;	    /* reg takes WS_CUDA */
 	bool fences_one_peer;	    /* else peer_close of one fences all of this NIC's peers */
-	int wait_fd;	   /* readable when poll may yield something; -1: only polling tells */
-	uint64_t protocol; /* both ends of a connection must have the same: a digest of
-			    * provider, API version and modes */
+	int wait_fd;		    /* readable when poll may yield something; to be waited for only
+				     * right after a poll that returned 0; -1: only polling tells */
+	uint64_t protocol;	    /* both ends of a connection must have the same: a digest of
+				     * provider, API version and modes */
 };
 
 /* One write.  All pointers are borrowed until post returns; memory until SENT or FAILED. */
