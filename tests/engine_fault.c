@@ -79,6 +79,24 @@ START_TEST(a_failed_op_is_reported_once)
 }
 END_TEST
 
+START_TEST(a_peer_whose_op_failed_gets_no_more)
+{
+	struct world *world = faulty_open("fail=1", 3, false);
+	struct side *sender = &world->senders[0];
+	uint64_t ops = 0;
+	for (uint32_t i = 0; i < sender->program.send_count; i++)
+		if (sender->sends[i].credit_op_id == NONE)
+			ops += engine_op_count(sender->sends[i].bytes, world->op_bytes);
+	world_arm(world, 1);
+	steps(world, STEPS_QUIET);
+	ck_assert_uint_ge(sender->failed, 2);
+	ck_assert_uint_le(sender->failed, DEPTH_DEFAULT);
+	ck_assert_uint_gt(ops, DEPTH_DEFAULT);
+	ck_assert_uint_eq(sender->sends_done, 0);
+	world_close(world);
+}
+END_TEST
+
 START_TEST(a_dropped_op_leaves_a_receive_incomplete_and_is_named)
 {
 	char rules[64];
@@ -343,6 +361,7 @@ Suite *suite(void)
 	TCase *cases = tcase_create("fault");
 	tcase_set_timeout(cases, 120);
 	tcase_add_loop_test(cases, a_failed_op_is_reported_once, 0, 12);
+	tcase_add_test(cases, a_peer_whose_op_failed_gets_no_more);
 	tcase_add_loop_test(cases, a_dropped_op_leaves_a_receive_incomplete_and_is_named, 0, 8);
 	tcase_add_loop_test(cases, a_lost_completion_holds_its_sender_until_the_fence, 0, 8);
 	tcase_add_loop_test(cases, a_repeated_immediate_is_a_stray, 0, 8);
