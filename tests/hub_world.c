@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "lib/hub/hub_inside.h"
 #include "lib/hub/member_inside.h"
 #include "tests/hub_world.h"
 #include "tests/test.h"
@@ -99,6 +100,31 @@ void world_close(struct world *world)
 		hub_close(world->hub);
 }
 
+void world_hub_kill(struct world *world)
+{
+	atomic_store(&world->hub->dies, true);
+	hub_close(world->hub);
+	world->hub = NULL;
+}
+
+void world_member_forget_hub(struct actor *actor)
+{
+	struct frame frame;
+	enum link_event event;
+	actor->deaf = false;
+	actor->deaf_at = RANK_IDLE;
+	/* Up to the end of the connection, which the member must see itself. */
+	for (uint32_t i = 0; i < 1000; i++) {
+		event = link_receive(actor->member->link, &frame, NULL);
+		if (event == LINK_DISCONNECTED) {
+			actor->member->connected = false;
+			return;
+		}
+		if (event == LINK_NOTHING)
+			link_wait(actor->member->link, -1, deadline_in_ms(10));
+	}
+}
+
 static void *hub_closer(void *hub)
 {
 	hub_close(hub);
@@ -119,6 +145,7 @@ void world_hub_close_beside(struct world *world, bool leaves)
 static void state_say(struct actor *actor, enum rank_state state)
 {
 	actor->state = state;
+	actor->deaf = actor->deaf || (actor->deaf_at != RANK_IDLE && actor->deaf_at == state);
 	member_say_state(actor->member, state, actor->attempt, actor->live, clock_ns(), 0);
 }
 
@@ -328,12 +355,14 @@ static void world_step(struct world *world)
 		struct member_event event;
 		if (actor->member == NULL || actor->frozen)
 			continue;
-		for (uint32_t n = 0; n < 200; n++) {
+		for (uint32_t n = 0; n < 200 && !actor->deaf; n++) {
 			member_step(actor->member, &event);
 			if (event.kind == MEMBER_NOTHING)
 				break;
 			actor_take(actor, &event);
 		}
+		if (actor->deaf)
+			member_send_due(actor->member, clock_ns());
 		if (!actor->is_over && !(actor->was_dropped && actor->keeps_dropped))
 			actor_goes_on(world, actor);
 	}

@@ -17,7 +17,9 @@ struct actor {
 	struct member *member; /* NULL: dead */
 	enum member_role role;
 	uint32_t rank, replica;
-	bool frozen;	    /* isn't stepped: a stopped process */
+	bool frozen;		 /* isn't stepped: a stopped process */
+	enum rank_state deaf_at; /* rollout: hears nothing from that state on, but beats */
+	bool deaf;
 	bool no_step;	    /* rollout: its engine never calls step: stays where it is */
 	bool mute;	    /* trainer: joins, but writes nothing */
 	bool keeps_dropped; /* doesn't join again by itself */
@@ -83,6 +85,10 @@ const struct ws_error *push_error(const struct world *world, uint32_t trainer);
 /* A push that must end well everywhere; _but: there is one rank that takes no part. */
 void push_ok(struct world *world, uint64_t version);
 void push_ok_but(struct world *world, uint64_t version, const struct actor *absent);
+/* The hub's process dies: no goodbye, its port is free. */
+void world_hub_kill(struct world *world);
+/* Frames of the hub that waited for a deaf member are lost; it hears again. */
+void world_member_forget_hub(struct actor *actor);
 /* Closes the hub in a thread beside the members'; first trainer 0 leaves, or not. */
 void world_hub_close_beside(struct world *world, bool leaves);
 

@@ -336,7 +336,8 @@ static void *hub_thread(void *arg)
 		}
 		failed_publish(hub);
 	}
-	goodbye(hub);
+	if (!atomic_load(&hub->dies))
+		goodbye(hub);
 	return NULL;
 }
 

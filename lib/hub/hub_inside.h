@@ -46,6 +46,7 @@ struct hub {
 	pthread_t thread;
 	bool has_thread;
 	atomic_bool stop;
+	atomic_bool dies;      /* tests: end as a killed process does, without goodbye */
 	int wake_fd;	       /* eventfd: stop was set */
 	pthread_mutex_t mutex; /* over failed */
 	struct ws_error failed;
