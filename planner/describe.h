@@ -396,4 +396,26 @@ int layout_ranks(const struct model *model, const char *layout, const char *mesh
 		 struct arena *arena, struct ranks *ranks_out, struct findings *findings,
 		 struct ws_error *err);
 
+/* make.c: one manifest while it is written. */
+struct make {
+	const struct model *model;
+	const struct manifest_options *options;
+	struct arena arena;
+	struct findings found;
+	struct ranks ranks;
+	struct json_writer json;
+	uint8_t **read; /* by tensor and layer + 1: some param reads it */
+	int32_t layer_end;
+	bool tied; /* the model has no lm_head of its own */
+};
+
+/* Whether a layer is of a preset's set: all, dense, moe, mtp. */
+bool make_in_set(const struct make *make, const char *set, int32_t layer);
+/* Layers as a list of ranges; member[layer] says whether it is in. */
+void make_put_ranges(struct json_writer *json, const char *key, const uint8_t *member, int32_t end);
+
+/* preset.c: the params. */
+void make_fsdp2(struct make *make);
+int make_preset(struct make *make, struct ws_error *err);
+
 #endif
