@@ -446,7 +446,9 @@ static void attempt_end(struct progress *progress)
 		if (!replica_is_quiet(progress, i))
 			return;
 		live += replica->in_attempt && replica->went_live && replica_is_in(progress, i);
-		if (replica->in_attempt && first.code == 0 && replica->error.code != 0)
+		/* One that was dropped before it began is missing too. */
+		if ((replica->in_attempt || !replica_is_in(progress, i)) && first.code == 0 &&
+		    replica->error.code != 0)
 			first = replica->error;
 	}
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
