@@ -71,7 +71,7 @@ static void arm(struct ws_rollout *rollout)
 	struct ws_error err = {0};
 
 	int rc = rollout->wire.state != WIRE_WIRED
-			 ? ws_fail(&err, -ESTALE, "%s isn't wired for attempt %llu", rollout->name,
+			 ? ws_fail(&err, -ESTALE, "isn't wired for attempt %llu",
 				   (unsigned long long)rollout->version.attempt)
 			 : engine_arm(rollout->engine, rollout->version.attempt, &err);
 	version_armed(&rollout->version, rc, &err, &actions);
@@ -190,8 +190,9 @@ static void word_take(struct ws_rollout *rollout, const struct member_event *eve
 	if (event->word == WORD_PAUSE)
 		rollout->pause_ns = clock_ns();
 	/* Whoever reads why it was aborted wants to know what didn't come. */
-	if (event->word == WORD_ABORT && rollout->version.state == RANK_READY &&
-	    rollout->wire.state == WIRE_WIRED && receive_missing(rollout, missing, sizeof(missing)))
+	if (event->word == WORD_ABORT && why.code == -ETIMEDOUT &&
+	    rollout->version.state == RANK_READY && rollout->wire.state == WIRE_WIRED &&
+	    receive_missing(rollout, missing, sizeof(missing)))
 		ws_fail_in(&why, why.code, "%s", missing);
 	version_word(&rollout->version, event->word, event->attempt, event->version, &why,
 		     &actions);
@@ -280,10 +281,9 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 
 	if (rollout->wire.state != WIRE_WIRED || rollout->version.state != RANK_READY)
 		return;
-	ws_fail(&why, -EIO, "%s's credit to %s by NIC '%s' failed (version %llu): %s",
-		rollout->name, rollout_wire_member_name(rollout, about, name),
-		nic_name(rollout, event->nic), (unsigned long long)rollout->version.version,
-		strerror(-event->status));
+	ws_fail(&why, -EIO, "the credit to %s by NIC '%s' failed (version %llu): %s",
+		rollout_wire_member_name(rollout, about, name), nic_name(rollout, event->nic),
+		(unsigned long long)rollout->version.version, strerror(-event->status));
 	member_say_failure(rollout->member, FAILURE_OP, rollout->version.attempt, about, &why);
 }
 
@@ -300,8 +300,9 @@ static void stray_why(const struct ws_rollout *rollout, const struct engine_even
 	char name[ROLLOUT_NAME_BYTES];
 
 	ws_fail(why, -EPROTO,
-		"fence broken: %s got a write %s from %s by NIC '%s' (immediate %08x, attempt %llu)",
-		rollout->name, kinds[event->stray],
+		"fence broken: a write came %s, from %s by NIC '%s' (immediate %08x, attempt "
+		"%llu)",
+		kinds[event->stray],
 		from == UINT32_MAX ? "an unknown member"
 				   : rollout_wire_member_name(rollout, from, name),
 		nic_name(rollout, event->nic), event->imm,
@@ -315,9 +316,8 @@ static void digest_why(const struct ws_rollout *rollout, const struct engine_eve
 	char name[ROLLOUT_NAME_BYTES];
 
 	ws_fail(why, -EIO,
-		"%s: bytes of bucket '%s' from %s changed on the way (digest %016llx, expected "
+		"bytes of bucket '%s' from %s changed on the way (digest %016llx, expected "
 		"%016llx, version %llu)",
-		rollout->name,
 		plan_bucket_name(rollout->source.plan,
 				 rollout->wire.program.receives[event->receive].tag),
 		rollout_wire_member_name(rollout, pair != NULL ? pair->member : UINT32_MAX, name),
@@ -346,8 +346,8 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 		version_failed(&rollout->version, &why, &actions);
 		break;
 	case ENGINE_NIC_LOST:
-		ws_fail(&why, -EIO, "%s lost its NIC '%s': %s", rollout->name,
-			nic_name(rollout, event->nic), strerror(-event->status));
+		ws_fail(&why, -EIO, "lost its NIC '%s': %s", nic_name(rollout, event->nic),
+			strerror(-event->status));
 		version_failed(&rollout->version, &why, &actions);
 		break;
 	}

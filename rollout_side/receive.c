@@ -37,11 +37,11 @@ int receive_lay_out(struct ws_rollout *rollout, struct ws_error *err)
 		receives += pair->plan->counter_count;
 		ring += slots_of(plan, pair->plan) * plan_slot_bytes(plan);
 		if (ops > OP_ID_MAX + UINT64_C(1))
-			return ws_fail(err, -ENOSPC,
-				       "%s would receive more than %u ops; choose larger ops than "
-				       "%llu bytes",
-				       rollout->name, OP_ID_MAX + 1,
-				       (unsigned long long)wire->rules.op_bytes);
+			return ws_fail(
+				err, -ENOSPC,
+				"would receive more than %u ops; choose larger ops than %llu "
+				"bytes",
+				OP_ID_MAX + 1, (unsigned long long)wire->rules.op_bytes);
 	}
 	wire->op_id_count = ops;
 	wire->ring_bytes = ring;
@@ -257,8 +257,8 @@ bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t by
 		if (missing == 0 || pair == NULL)
 			continue;
 		const struct receive *receive = &wire->program.receives[i];
-		snprintf(text_out, bytes, "%s got %u of %u ops of bucket '%s' from %s",
-			 rollout->name, receive->op_count - missing, receive->op_count,
+		snprintf(text_out, bytes, "got %u of %u ops of bucket '%s' from %s",
+			 receive->op_count - missing, receive->op_count,
 			 plan_bucket_name(rollout->source.plan, receive->tag),
 			 rollout_wire_member_name(rollout, pair->member, name));
 		return true;

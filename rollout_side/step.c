@@ -22,8 +22,8 @@ static int hook_call(struct ws_rollout *rollout,
 	int rc = function(rollout->hook_arg, slot->version, err);
 	if (rc == 0 || rc == -EAGAIN)
 		return rc;
-	return ws_fail_in(err, rc, "%s: %s of version %llu failed", rollout->name,
-			  hook_name(slot->hook), (unsigned long long)slot->version);
+	return ws_fail_in(err, rc, "%s of version %llu failed", hook_name(slot->hook),
+			  (unsigned long long)slot->version);
 }
 
 static int run_begin(struct ws_rollout *rollout)
@@ -63,7 +63,7 @@ static int run_reload(struct ws_rollout *rollout)
 	int rc = hook_call(rollout, rollout->hooks.on_reload, &slot->err);
 	slot->reload_ns = clock_ns() - start;
 	if (rc == -EAGAIN)
-		rc = ws_fail(&slot->err, -EIO, "%s: on_reload can't be put off", rollout->name);
+		rc = ws_fail(&slot->err, -EIO, "on_reload can't be put off");
 	if (rc == 0)
 		atomic_store(&rollout->live_version, slot->version);
 	return rc;
@@ -142,14 +142,12 @@ int ws_rollout_step(struct ws_rollout *rollout, struct ws_error *err)
 			return 0;
 		if (rollout->over.code == 0)
 			return ws_fail(err, -ECANCELED, "%s", rollout->over.text);
-		return ws_fail(err, rollout->over.code, "%s: %s", rollout->name,
-			       rollout->over.text);
+		return ws_fail(err, rollout->over.code, "%s", rollout->over.text);
 	}
 	if (atomic_load_explicit(&rollout->hub_lost, memory_order_acquire))
 		return ws_fail(err, -ECONNRESET,
-			       "%s doesn't hear the hub at '%s'; keep stepping, it may "
-			       "come back",
-			       rollout->name, rollout->hub_text);
+			       "the hub at '%s' isn't heard; keep stepping, it may come back",
+			       rollout->hub_text);
 	return 0;
 }
 

@@ -12,11 +12,13 @@
 
 #define FENCE_NS UINT64_C(10000000000) /* then peers that don't answer are given up */
 
-static void wire_fail(struct ws_rollout *rollout, int rc, struct ws_error *why)
+/* The hub puts my name in front.  Inputs that can't be planned end the run; a wiring that fails
+ * otherwise ends the first one, later ones go on without this member. */
+static void wire_fail(struct ws_rollout *rollout, enum failure_kind kind,
+		      const struct ws_error *why)
 {
-	ws_fail_in(why, rc, "%s", rollout->name);
 	rollout->wire.state = WIRE_FAILED;
-	member_say_failure(rollout->member, FAILURE_PLAN, 0, UINT32_MAX, why);
+	member_say_failure(rollout->member, kind, 0, UINT32_MAX, why);
 }
 
 const char *rollout_wire_member_name(const struct ws_rollout *rollout, uint32_t member,
@@ -185,7 +187,7 @@ void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *
 	if (rc == 0)
 		rc = pairs_make(rollout, event, &err);
 	if (rc != 0)
-		wire_fail(rollout, rc, &err);
+		wire_fail(rollout, FAILURE_PLAN, &err);
 }
 
 void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation)
@@ -210,9 +212,8 @@ static int request_check(const struct ws_rollout *rollout, const struct pair *pa
 	rollout_wire_member_name(rollout, pair->member, name);
 	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
 		return ws_fail(err, -ESTALE,
-			       "%s and this rank have different plans of their pair (plans %016llx "
-			       "and %016llx, pairs %016llx and %016llx); use one version of "
-			       "weightsync",
+			       "has another plan of its pair with %s (plans %016llx and %016llx, "
+			       "pairs %016llx and %016llx); use one version of weightsync",
 			       name, (unsigned long long)frame->plan_digest,
 			       (unsigned long long)plan_digest(plan),
 			       (unsigned long long)frame->pair_digest[0],
@@ -340,7 +341,7 @@ void rollout_wire_request(struct ws_rollout *rollout, const struct member_event 
 	if (rc == 0 && wire->answered_count == wire->pair_count)
 		rc = wire_done(rollout, &err);
 	if (rc != 0)
-		wire_fail(rollout, rc, &err);
+		wire_fail(rollout, FAILURE_ATTEMPT, &err);
 }
 
 /* ---------------------------------------------------------------- after the fence */
@@ -416,7 +417,7 @@ void rollout_wire_step(struct ws_rollout *rollout)
 	if (rc == 0)
 		rc = fence_done(rollout, &err);
 	if (rc != 0)
-		wire_fail(rollout, rc, &err);
+		wire_fail(rollout, FAILURE_ATTEMPT, &err);
 }
 
 /* ---------------------------------------------------------------- the end */

@@ -120,9 +120,8 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 	if (push->state != PUSH_JOINED || push->over_heard || wire->state != WIRE_WIRED)
 		return;
 	ws_fail(&why, event->status == -EPROTO ? -EPROTO : -EIO,
-		"trainer %u's write of param '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
+		"the write of param '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
 		"failed: %s",
-		trainer->rank,
 		send == UINT32_MAX ? "?" : trainer->params.params[wire->send_param[send]].name,
 		send == UINT32_MAX
 			? "?"
@@ -152,14 +151,13 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 		break;
 	case ENGINE_STRAY:
 		ws_fail(&why, -EPROTO,
-			"fence broken: trainer %u got a credit that nobody owes (immediate %08x, "
-			"NIC '%s')",
-			trainer->rank, event->imm, nic_name(trainer, event->nic));
+			"fence broken: a credit came that nobody owes (immediate %08x, NIC '%s')",
+			event->imm, nic_name(trainer, event->nic));
 		attempt_fail(trainer, &why);
 		break;
 	case ENGINE_NIC_LOST:
-		ws_fail(&why, -EIO, "trainer %u lost its NIC '%s': %s", trainer->rank,
-			nic_name(trainer, event->nic), strerror(-event->status));
+		ws_fail(&why, -EIO, "lost its NIC '%s': %s", nic_name(trainer, event->nic),
+			strerror(-event->status));
 		attempt_fail(trainer, &why);
 		break;
 	case ENGINE_RECEIVE_DONE:

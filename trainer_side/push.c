@@ -131,7 +131,6 @@ static void join(struct ws_trainer *trainer)
 	}
 	int rc = engine_arm(trainer->engine, push->attempt, &err);
 	if (rc != 0) {
-		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
 		push->sent = true;
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
 				   &err);
@@ -171,8 +170,8 @@ void push_ready(struct ws_trainer *trainer, const struct member_event *event)
 	if (event->from >= wire->member_count || wire->pair_of_member[event->from] == UINT32_MAX)
 		return;
 	if (!ready_body_fits(event)) {
-		ws_fail(&err, -EPROTO, "trainer %u got a ready of %s that it can't read",
-			trainer->rank, trainer_wire_member_name(trainer, event->from, name));
+		ws_fail(&err, -EPROTO, "can't read the ready of %s",
+			trainer_wire_member_name(trainer, event->from, name));
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, event->attempt, event->from,
 				   &err);
 		return;

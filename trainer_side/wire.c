@@ -13,10 +13,13 @@
 
 #define MEMBER_NAME_BYTES_MAX 64
 
-static void wire_fail(struct ws_trainer *trainer, const struct ws_error *why)
+/* The hub puts my name in front.  Inputs that can't be planned end the run; a wiring that fails
+ * otherwise ends the first one, later ones go on without this member. */
+static void wire_fail(struct ws_trainer *trainer, enum failure_kind kind,
+		      const struct ws_error *why)
 {
 	trainer->wire.state = WIRE_FAILED;
-	member_say_failure(trainer->member, FAILURE_PLAN, 0, UINT32_MAX, why);
+	member_say_failure(trainer->member, kind, 0, UINT32_MAX, why);
 }
 
 const char *trainer_wire_member_name(const struct ws_trainer *trainer, uint32_t member,
@@ -159,8 +162,7 @@ void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *
 	if (rc == 0)
 		rc = pairs_make(trainer, event, &err);
 	if (rc != 0) {
-		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
-		wire_fail(trainer, &err);
+		wire_fail(trainer, FAILURE_PLAN, &err);
 	}
 }
 
@@ -228,8 +230,7 @@ static void wire_done(struct ws_trainer *trainer)
 	if (rc == 0)
 		rc = engine_set_program(trainer->engine, &wire->program, &err);
 	if (rc != 0) {
-		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
-		wire_fail(trainer, &err);
+		wire_fail(trainer, FAILURE_ATTEMPT, &err);
 		return;
 	}
 	wire->state = WIRE_WIRED;
@@ -293,8 +294,7 @@ void trainer_wire_step(struct ws_trainer *trainer)
 	if (rc == 0)
 		rc = fence_done(trainer, &err);
 	if (rc != 0) {
-		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
-		wire_fail(trainer, &err);
+		wire_fail(trainer, FAILURE_ATTEMPT, &err);
 	} else if (wire->pair_count == 0) {
 		wire_done(trainer);
 	}
@@ -370,8 +370,7 @@ void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *
 		return;
 	int rc = answer_take(trainer, pair, event, &err);
 	if (rc != 0) {
-		ws_fail_in(&err, rc, "trainer %u", trainer->rank);
-		wire_fail(trainer, &err);
+		wire_fail(trainer, FAILURE_ATTEMPT, &err);
 		return;
 	}
 	wire->answered_count++;

@@ -299,6 +299,9 @@ static void goodbye(struct hub *hub)
 	struct ws_error end = {.code = -ECONNRESET, .text = "the hub closed"};
 	uint64_t until_ns = clock_ns() + GOODBYE_NS;
 	bool waits = true, left = false;
+	/* The last decision first: who still waits for it mustn't take the end for its reason. */
+	progress->changed = true;
+	hub_say(hub, clock_ns());
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
 		left = left || progress->seats[i].left;
 	if (attempt_is_open(progress))
