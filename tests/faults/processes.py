@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of a run as faults.py starts, watches, kills and counts them.
+
+Everything started here has MARK in its environment, so that what is left over is found even where
+it is nobody's child any more.  Only such processes are ever signalled, by their ids.
+"""
+import ctypes
+import glob
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+MARK = "WEIGHTSYNC_FAULTS=%d" % os.getpid()
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None)
+
+
+class Wrong(Exception):
+    """A claim that doesn't hold; the text says which."""
+
+
+def until(what, seconds, look, step=0.01):
+    """Calls look until it gives something true; Wrong(what) after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > end:
+            raise Wrong("%s: not within %g s" % (what, seconds))
+        time.sleep(step)
+
+
+class Process:
+    def __init__(self, folder, name, argv, group=0, environment=None):
+        self.name, self.argv = name, argv
+        number = len(glob.glob(os.path.join(folder, name + "-*.err")))
+        self.base = os.path.join(folder, "%s-%d" % (name, number))
+        env = dict(os.environ, **(environment or {}))
+        env[MARK.split("=")[0]] = MARK.split("=")[1]
+        for launcher in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE",
+                         "SLURM_PROCID", "SLURM_NTASKS"):
+            env.pop(launcher, None)
+        with open(self.base + ".out", "wb") as out, open(self.base + ".err", "wb") as err:
+            self.child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env,
+                process_group=group, preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        self.pid = self.child.pid
+        self.started = time.monotonic()
+
+    def text(self, stream="err"):
+        with open(self.base + "." + stream, errors="replace") as file:
+            return file.read()
+
+    def lines(self, pattern="", stream="err", since=0):
+        """Complete lines that match, from the since-th of the stream on."""
+        lines = self.text(stream).split("\n")[:-1]
+        return [line for line in lines[since:] if re.search(pattern, line)]
+
+    def mark(self, stream="err"):
+        return len(self.lines("", stream))
+
+    def says(self, pattern, seconds, since=0, stream="err"):
+        """The first matching line."""
+        def look():
+            if not self.alive() and not self.lines(pattern, stream, since):
+                raise Wrong("%s ended with %s and never said '%s'; its last line: %s" % (
+                    self.name, self.child.returncode, pattern, (self.lines() or ["none"])[-1]))
+            return self.lines(pattern, stream, since)
+        try:
+            return until("", seconds, look)[0]
+        except Wrong as wrong:
+            if str(wrong).startswith(":"):
+                wrong = Wrong("%s didn't say '%s' within %g s; its last line: %s" % (
+                    self.name, pattern, seconds, (self.lines() or ["none"])[-1]))
+            raise wrong from None
+
+    def alive(self):
+        return self.child.poll() is None
+
+    def kill(self, number):
+        if self.alive():
+            os.kill(self.pid, number)
+
+    def ends(self, seconds):
+        """Its exit status; negative: the signal."""
+        until("%s ends" % self.name, seconds, lambda: not self.alive())
+        return self.child.returncode
+
+    def complaints(self):
+        """What it said of failures: its lines without the progress that -v asks for."""
+        talk = r": version \d+ (begins|has landed|is live|is whole)$"
+        return [line for line in self.lines() if not re.search(talk, line)]
+
+    def fails(self, pattern, seconds, status=1, lines=1):
+        """Ends so, with so many lines, one of them matching."""
+        got = self.ends(seconds)
+        said = self.complaints()
+        if got != status:
+            raise Wrong("%s ended with %s instead of %d: %s" % (self.name, got, status, said))
+        if not any(re.search(pattern, line) for line in said):
+            raise Wrong("%s doesn't say '%s': %s" % (self.name, pattern, said))
+        if len(said) != lines:
+            raise Wrong("%s says %d lines, not %d: %s" % (self.name, len(said), lines, said))
+
+    def objects(self):
+        return [json.loads(line) for line in self.lines("", "out")]
+
+
+def marked():
+    """Ids of living processes with our mark, this one excepted."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open("/proc/%s/environ" % entry, "rb") as file:
+                if MARK.encode() in file.read().split(b"\0"):
+                    found.append(int(entry))
+        except OSError:
+            pass
+    return found
+
+
+def end_marked():
+    """For the end of a scenario that failed: nothing of it may disturb the next one."""
+    for pid in marked():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    until("killed processes are gone", 10, lambda: not marked())
+
+
+def shared_memory():
+    return set(os.listdir("/dev/shm")) if os.environ.get("WS_OWN_MOUNTS") else set()
