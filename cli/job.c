@@ -13,16 +13,20 @@ static volatile sig_atomic_t signal_seen;
 static _Atomic(struct ws_trainer *) cancelled; /* whom a signal interrupts */
 static _Atomic bool ends_at_once;
 
+static _Noreturn void end_now(void)
+{
+	static const char text[] = "weightsync: stopped by a signal\n";
+	(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+	_exit(EXIT_FAILED);
+}
+
 static void on_signal(int number)
 {
 	if (signal_seen)
 		_exit(128 + number);
 	signal_seen = number;
-	if (atomic_load(&ends_at_once)) {
-		static const char text[] = "weightsync: stopped by a signal\n";
-		(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
-		_exit(EXIT_FAILED);
-	}
+	if (atomic_load(&ends_at_once))
+		end_now();
 	struct ws_trainer *trainer = atomic_load(&cancelled);
 	if (trainer != NULL)
 		ws_trainer_cancel(trainer);
@@ -44,11 +48,15 @@ bool stop_asked(void)
 void cancel_on_signal(struct ws_trainer *trainer)
 {
 	atomic_store(&cancelled, trainer);
+	if (trainer != NULL && signal_seen)
+		ws_trainer_cancel(trainer); /* it came before there was anybody to tell */
 }
 
 void end_on_signal(bool at_once)
 {
 	atomic_store(&ends_at_once, at_once);
+	if (at_once && signal_seen)
+		end_now();
 }
 
 void job_release(struct job *job)

@@ -63,8 +63,10 @@ static int play_role(struct job *job, bool trains)
 		job->hub = "tcp://127.0.0.1:*";
 		job->key_file = job->meet.key_file;
 	} else if (job->hub == NULL) {
+		end_on_signal(true);
 		rc = rendezvous_find(&job->meet, &job->launch, job->endpoint, sizeof(job->endpoint),
 				     deadline_in_ms(job->start_ms), &err);
+		end_on_signal(false);
 		job->hub = job->endpoint;
 		job->key_file = job->meet.key_file;
 	}

@@ -19,7 +19,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "faults"))
 from processes import Process, Wrong, end_marked, marked, shared_memory, until  # noqa: E402
-from run import LOST_S, PHASE_S, PUSH_S, RELOAD_S, Inputs, Run  # noqa: E402
+from run import LOST_S, PHASE_S, PUSH_S, RELOAD_S, SLOW, Inputs, Run  # noqa: E402
 
 scenarios = []
 
@@ -197,7 +197,7 @@ def _(world):
     run.rollouts[1, 1].kill(signal.SIGTERM)
     run.rollouts[1, 1].ends(5)
     stuck = run.start_rollout(1, 1, [os.path.join(world.work, "never_steps"), run.endpoint, world.inputs.key,
-                                     world.inputs.rollout, "1", "1", "2"])
+                                     world.inputs.rollout, "1", "1", "2", SLOW[1], SLOW[3]])
     stuck.says("wired", 15)
     push = run.push("a push ends without replica 1", PHASE_S + PUSH_S, len(run.pushes()), lambda p: p["ok"] and any(
         r["replica"] == 1 and "step" in r["error"] for r in p["replicas"]))
@@ -358,8 +358,9 @@ def _(world):
     run.start_hub()
     run.start_trainer(0)
     time.sleep(0.5)
-    run.start_trainer(1, manifest=path).fails("manifest", 8)
-    run.stop()
+    run.start_trainer(1, manifest=path)
+    for process in (*run.trainers, run.hub):
+        process.fails("trainer 1 brings another manifest", 8)
 
 
 @scenario("a source that doesn't cover the target: all end, naming the tensor")
@@ -400,8 +401,8 @@ def _(world):
 def _(world):
     run = world.fresh()
     run.start_hub("--join-deadline", "3s")
-    run.start_trainer(0).fails("trainer 1|replica", 10)
-    run.stop()
+    run.start_trainer(0).fails("didn't start within 3 s.*trainer 1", 10)
+    run.hub.fails("didn't start within 3 s.*trainer 1", 2)
 
 
 # ------------------------------------------------------------------ `run` without a launcher
@@ -538,7 +539,8 @@ def _(world):
         argv = run.rollout_argv(1, 1)
         argv[argv.index("--dump") + 1] = os.path.join(small, "dump.safetensors")
         victim = run.start_rollout(1, 1, argv)
-        victim.says("No space left on device", 30)
+        victim.says("version 1 has landed", 30)
+        victim.fails("No space left on device", 10)
         run.push("replica 0 goes on", 20, len(run.pushes()), lambda p: p["ok"] and any(
             r["replica"] == 0 and r["live"] for r in p["replicas"]))
         expect(os.listdir(small) == [], "half a dump: %s" % os.listdir(small))

@@ -3,7 +3,7 @@
  * A rollout rank whose engine is wired and then never calls ws_rollout_step: what the hub does
  * about it is tested by faults.py.  Built against the installed form of the library.
  *
- * usage: never_steps HUB KEY MANIFEST REPLICA RANK WORLD
+ * usage: never_steps HUB KEY MANIFEST REPLICA RANK WORLD TRANSPORT NIC
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ int main(int argc, char **argv)
 	struct ws_rollout *rollout = NULL;
 	struct ws_rollout_hooks hooks = {0};
 
-	if (argc != 7)
+	if (argc != 9)
 		return 2;
 	struct ws_rollout_options options = {
 		.hub = argv[1],
@@ -57,6 +57,9 @@ int main(int argc, char **argv)
 		.replica = (uint32_t)atoi(argv[4]),
 		.rank = (uint32_t)atoi(argv[5]),
 		.world = (uint32_t)atoi(argv[6]),
+		.transport = argv[7],
+		.nics = (const char *const *)&argv[8],
+		.nic_count = 1,
 	};
 	options.manifest = read_text(argv[3], &options.manifest_bytes);
 	int rc = ws_rollout_open(&rollout, &options, &hooks, NULL, &err);
