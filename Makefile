@@ -18,7 +18,7 @@ LIBS_NEEDED = libfabric libzmq libcjson libxxhash
 # Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.
 APT_BUILD = gcc make pkg-config libfabric-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
-APT_check = $(APT_demo) check python3-venv
+APT_check = $(APT_demo) check python3-venv procps
 APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 
@@ -149,14 +149,17 @@ tidy: all ## clang-tidy over the product's sources
 	clang-tidy --quiet $(SOURCES) $(CLI_SOURCES) $(BENCH_SOURCES) -- $(CFLAGS_ALL)
 
 # ---------------------------------------------------------------- Install
+INCLUDE = $(DESTDIR)$(PREFIX)/include/weightsync
 install: all ## the command, the library, its headers and the man page below PREFIX
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/lib \
-		$(DESTDIR)$(PREFIX)/share/man/man1
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/share/man/man1
 	install $(BUILD)/weightsync $(DESTDIR)$(PREFIX)/bin
 	install -m 644 $(BUILD)/libweightsync.a $(DESTDIR)$(PREFIX)/lib
-	install -m 644 lib/ws_*.h $(DESTDIR)$(PREFIX)/include/lib
-	install -m 644 planner/ws_*.h trainer_side/ws_*.h rollout_side/ws_*.h $(DESTDIR)$(PREFIX)/include
+	for header in lib/ws_*.h planner/ws_*.h trainer_side/ws_*.h rollout_side/ws_*.h; do \
+		install -D -m 644 $$header $(INCLUDE)/$$header || exit 1; done
 	install -m 644 cli/weightsync.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	printf '%s\n' 'Name: weightsync' 'Description: weights from trainers to rollouts' 'Version: $(VERSION)' \
+		'Requires.private: $(LIBS_NEEDED)' 'Libs: -L$(PREFIX)/lib -lweightsync -pthread -lm' \
+		'Cflags: -I$(PREFIX)/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
 clean: ## removes every build folder
 	rm -rf build build-*
