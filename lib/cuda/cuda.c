@@ -24,7 +24,7 @@ static int host_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *e
 	if (bytes > PTRDIFF_MAX - page_bytes)
 		return ws_fail(err, -ENOMEM, "%zu bytes are more than an address space holds",
 			       bytes);
-	size_t rounded = align_up(MAX(bytes, 1), page_bytes);
+	size_t rounded = (bytes + (bytes == 0) + page_bytes - 1) & ~(page_bytes - 1);
 	int fd = memfd_create("weightsync", MFD_CLOEXEC);
 	if (fd < 0)
 		return ws_fail(err, errno == EMFILE || errno == ENFILE ? -ENOSPC : -ENOMEM,

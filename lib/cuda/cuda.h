@@ -6,7 +6,9 @@
 #ifndef CUDA_H
 #define CUDA_H
 
-#include "lib/base/base.h"
+#include <stdbool.h>
+
+#include "lib/ws_memory.h"
 
 /* False: this build has no CUDA, and every WS_CUDA memory is refused. */
 bool cuda_built_in(void);
