@@ -121,6 +121,8 @@ START_TEST(a_trainer_that_does_not_push_is_named)
 	ck_assert(world_run(&world, push_ended, NULL));
 	ck_assert_int_eq(push_error(&world, 0)->code, -ETIMEDOUT);
 	names(push_error(&world, 0), "trainer 1");
+	for (uint32_t i = 0; i < 5000 && world.actor[2].abort_count == 0; i++)
+		world_run_ms(&world, 2);
 	ck_assert_uint_eq(world.actor[2].abort_count, 1);
 	names(&world.actor[2].abort, "trainer 1");
 	push_ok(&world, 1);
