@@ -44,6 +44,10 @@ static void state_say(struct ws_rollout *rollout)
 		atomic_store(&rollout->live_version, 0);
 	if (rollout->is_over)
 		return;
+	char waits[MEMBER_WAITS_BYTES] = "";
+	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED)
+		(void)receive_missing(rollout, waits, sizeof(waits));
+	member_say_waiting(rollout->member, waits);
 	member_say_state(rollout->member, version->state, version->attempt, version->live_version,
 			 atomic_load_explicit(&rollout->last_step_ns, memory_order_relaxed),
 			 progress.bytes_received);

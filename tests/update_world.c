@@ -269,6 +269,11 @@ void loop_stop(struct engine_loop *loop)
 	loop->rollout = NULL;
 }
 
+static uint64_t world_op_bytes(const struct world_options *options)
+{
+	return options->op_bytes != 0 ? options->op_bytes : 64u << 10;
+}
+
 static void trainer_open(struct trainer *trainer)
 {
 	struct world *world = trainer->world;
@@ -288,7 +293,7 @@ static void trainer_open(struct trainer *trainer)
 		.nics = given->nic_count != 0 ? given->trainer_nics : &loopback,
 		.nic_count = MAX(given->nic_count, 1u),
 		.staging_bytes = given->staging_bytes,
-		.op_bytes = given->op_bytes != 0 ? given->op_bytes : 64u << 10,
+		.op_bytes = world_op_bytes(given),
 		.recv_staging_bytes = given->recv_staging_bytes,
 		.run_bytes_min = given->run_bytes_min,
 		.replica_ranks = given->replica_ranks,
@@ -299,6 +304,11 @@ static void trainer_open(struct trainer *trainer)
 		.phase_ms = given->phase_ms,
 	};
 
+	if (given->fault_device != NULL && trainer->rank == 1) {
+		options.transport = "fault";
+		options.nics = &given->fault_device;
+		options.nic_count = 1;
+	}
 	ck_ok(ws_trainer_open(&trainer->trainer, &options, &err), err);
 	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
 			      &trainer->params, &err),
@@ -333,15 +343,12 @@ static void key_make(struct world *world)
 	ck_ok(run_key_write(&key, world->key_file, &err), err);
 }
 
-struct world *world_open(const struct world_options *options)
+static void manifests_make(struct world *world)
 {
-	struct world *world = calloc(1, sizeof(*world));
+	const struct world_options *options = &world->options;
 	struct model *whole, *model;
 	struct ws_error err = {0};
 
-	ck_assert_ptr_nonnull(world);
-	world->options = *options;
-	key_make(world);
 	ck_ok(model_builtin(&whole, options->model != NULL ? options->model : "llama-3-70b", &err),
 	      err);
 	ck_ok(model_scale(&model, whole, 1, options->scale != 0 ? options->scale : 16000, &err),
@@ -352,6 +359,56 @@ struct world *world_open(const struct world_options *options)
 		       &world->rollout_text, &world->manifest[SIDE_ROLLOUT]);
 	model_free(model);
 	model_free(whole);
+}
+
+static void manifests_release(struct world *world)
+{
+	for (int side = 0; side < 2; side++)
+		manifest_free(world->manifest[side]);
+	writer_release(&world->trainer_text);
+	writer_release(&world->rollout_text);
+}
+
+uint64_t world_trainer_ops(const struct world_options *options, uint32_t trainer)
+{
+	struct world *world = calloc(1, sizeof(*world));
+	uint32_t replicas[ROLLOUTS_MAX];
+	struct ws_error err = {0};
+	struct plan *plan;
+	uint64_t ops = 0;
+
+	ck_assert_ptr_nonnull(world);
+	world->options = *options;
+	manifests_make(world);
+	for (uint32_t i = 0; i < options->replicas; i++)
+		replicas[i] = i;
+	struct plan_input input = {
+		.trainer = world->manifest[SIDE_TRAINER],
+		.rollout = world->manifest[SIDE_ROLLOUT],
+		.replicas = replicas,
+		.replica_count = options->replicas,
+		.rules = RULES_DEFAULT,
+	};
+	input.rules.op_bytes = world_op_bytes(options);
+	input.rules.wire_digests = options->digests;
+	ck_ok(plan_make(&plan, &input, trainer, NULL, &err), err);
+	for (uint32_t i = 0; i < plan_send_pair_count(plan); i++)
+		ops += plan_send_pair(plan, i)->op_count;
+	plan_free(plan);
+	manifests_release(world);
+	free(world);
+	ck_assert_uint_gt(ops, 4);
+	return ops;
+}
+
+struct world *world_open(const struct world_options *options)
+{
+	struct world *world = calloc(1, sizeof(*world));
+
+	ck_assert_ptr_nonnull(world);
+	world->options = *options;
+	key_make(world);
+	manifests_make(world);
 	for (uint32_t i = 0; i < options->trainers; i++) {
 		world->trainer[i] = (struct trainer){.world = world, .rank = i};
 		trainer_open(&world->trainer[i]);
@@ -391,10 +448,7 @@ void world_close(struct world *world)
 		free(world->loop[i].memory);
 		free(world->loop[i].expected);
 	}
-	for (int side = 0; side < 2; side++)
-		manifest_free(world->manifest[side]);
-	writer_release(&world->trainer_text);
-	writer_release(&world->rollout_text);
+	manifests_release(world);
 	unlink(world->key_file);
 	rmdir(world->folder);
 	free(world);

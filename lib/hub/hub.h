@@ -169,6 +169,10 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
  * called; received bytes. */
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
+/* Rollouts: what this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline;
+ * empty: nothing.  In beats. */
+#define MEMBER_WAITS_BYTES 192
+void member_say_waiting(struct member *member, const char *text);
 /* Rollouts: what a check of a version found; in beats, shown by status and by member_verified. */
 void member_say_verified(struct member *member, uint64_t version, uint64_t bytes,
 			 uint64_t different_bytes);

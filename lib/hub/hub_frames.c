@@ -213,6 +213,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 	write_u32(out, beat->ready_count);
 	write_bytes(out, beat->ready, (beat->ready_count + 7) / 8);
 	write_u8(out, (uint8_t)beat->state);
+	write_text(out, beat->waits);
 	if (beat->failure_serial == 0)
 		return;
 	write_u64(out, beat->failure_attempt);
@@ -255,6 +256,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 	if (ready != NULL)
 		memcpy(beat.ready, ready, (beat.ready_count + 7) / 8);
 	beat.state = (enum rank_state)read_enum(&in, RANK_BAD);
+	read_text(&in, beat.waits, sizeof(beat.waits));
 	if (beat.failure_serial != 0) {
 		beat.failure_attempt = read_u64(&in);
 		beat.failure_about = read_u64(&in);

@@ -101,6 +101,7 @@ struct beat_up {
 	uint64_t attempt, live_version;
 	uint64_t step_age_ms; /* since step was last called; UINT64_MAX: never */
 	uint64_t verified_version, verified_bytes, verified_different; /* the last check */
+	char waits[MEMBER_WAITS_BYTES];				       /* what for; or empty */
 	/* a failure not yet acknowledged; serial 0: none */
 	uint64_t failure_serial, failure_attempt,
 		failure_about; /* about: member number, 0: nobody */

@@ -6,6 +6,7 @@
 #include "lib/hub/member_inside.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MS_NS		1000000u
@@ -188,6 +189,11 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 	up->live_version = live_version;
 	up->bytes = bytes_received;
 	member->last_step_ns = last_step_ns;
+}
+
+void member_say_waiting(struct member *member, const char *text)
+{
+	snprintf(member->up.waits, sizeof(member->up.waits), "%s", text);
 }
 
 void member_say_verified(struct member *member, uint64_t version, uint64_t bytes,

@@ -281,9 +281,10 @@ static bool sender_late(struct progress *progress, const struct seat *rank)
 		member_name(seat->id, name);
 		member_name(rank->id, about);
 		ws_fail(&why, -ETIMEDOUT,
-			"%s hasn't sent all of version %llu and stands still for %.1f s; %s waits",
+			"%s hasn't sent all of version %llu and stands still for %.1f s; %s waits%s%s",
 			name, (unsigned long long)progress->version,
-			(double)(progress->now_ns - seat->moved_ns) / 1e9, about);
+			(double)(progress->now_ns - seat->moved_ns) / 1e9, about,
+			rank->up.waits[0] != 0 ? ": it " : "", rank->up.waits);
 		attempt_abort(progress, &why);
 		return true;
 	}
@@ -310,11 +311,13 @@ static void replica_late(struct progress *progress, uint32_t index, enum rank_st
 			return;
 		struct ws_error why;
 		char name[MEMBER_NAME_BYTES], step[80];
+		const char *waits = next == RANK_LANDED ? seat->up.waits : "";
 		member_name(seat->id, name);
 		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s", name,
+		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s%s%s", name,
 			rank_state_name(next), (unsigned long long)progress->version,
-			(double)(progress->now_ns - since) / 1e9, step);
+			(double)(progress->now_ns - since) / 1e9, waits[0] != 0 ? "; it " : "",
+			waits, step);
 		replica_drop(progress, index, &why);
 		return;
 	}
