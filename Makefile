@@ -49,8 +49,8 @@ FOLDERS = lib/base lib/cuda lib/transport lib/convert lib/link lib/engine lib/hu
 SOURCES := $(wildcard $(addsuffix /*.c,$(FOLDERS)))
 CLI_SOURCES := $(wildcard cli/*.c)
 BENCH_SOURCES := $(wildcard bench/*.c)
-TEST_HELPERS = tests/main.c tests/gen.c
-TEST_SHARED = tests/engine_world.c tests/link_ends.c tests/hub_world.c tests/update_world.c tests/progress_world.c
+TEST_HELPERS = tests/main.c $(wildcard tests/gen*.c)
+TEST_SHARED = $(wildcard tests/*_world.c) tests/link_ends.c
 TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c))
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
 DATA := $(wildcard planner/presets/*.json planner/models/*.json)
@@ -92,6 +92,7 @@ $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
 $(BUILD)/tests/hub $(BUILD)/tests/hub_fault: $(BUILD)/tests/hub_world.o
 $(BUILD)/tests/update $(BUILD)/tests/update_fault: $(BUILD)/tests/update_world.o
 $(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o
+$(BUILD)/tests/plan_properties $(BUILD)/tests/plan_mutations: $(BUILD)/tests/plan_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)

@@ -9,126 +9,10 @@
 #include <string.h>
 
 #include "lib/convert/convert.h"
-#include "planner/plan_internal.h"
-#include "tests/gen.h"
+#include "tests/plan_world.h"
 #include "tests/test.h"
 
-#define SEEDS  40
-#define POISON 0xee
-
-struct world {
-	struct gen gen;
-	struct manifest *manifests[2];
-	struct plan_input input;
-	uint32_t replicas[3];
-	uint32_t trainers, ranks, members;
-	struct plan **plans; /* by member; owned */
-	struct plan *all;
-	struct arena arena;
-	struct rank_params *params; /* by member */
-	uint8_t ***memory;	    /* by member, by param */
-	struct ws_error err;
-};
-
-static void world_parse(struct world *world, enum gen_side side)
-{
-	const char *text = gen_manifest(&world->gen, side);
-	struct findings findings = {.arena = &world->arena};
-	int rc =
-		manifest_parse(&world->manifests[side], text, strlen(text), &findings, &world->err);
-
-	ck_assert_msg(rc == 0, "%s",
-		      findings.first != NULL ? findings.first->text : world->err.text);
-}
-
-/* Small limits, so that every shape of copy occurs in small models. */
-static struct rules random_rules(struct gen *gen, uint32_t trainers)
-{
-	struct rules rules = RULES_DEFAULT;
-	static const uint64_t sizes[] = {1, 64, 512, 4096, 1u << 20};
-
-	rules.op_bytes = 4096;
-	rules.staging_bytes = 1u << 20;
-	rules.recv_staging_bytes = (uint64_t)trainers * 2 * 4096 * (1 + gen_below(gen, 3));
-	rules.run_bytes_min = sizes[gen_below(gen, 5)];
-	rules.pack_bytes_max = sizes[gen_below(gen, 5)];
-	rules.bucket_bytes = gen_below(gen, 2) == 0 ? 0 : 10000;
-	rules.wire_digests = gen_below(gen, 2) == 0;
-	return rules;
-}
-
-static void world_open(struct world *world, uint32_t seed)
-{
-	memset(world, 0, sizeof(*world));
-	gen_open(&world->gen, seed);
-	world_parse(world, GEN_TRAINER);
-	world_parse(world, GEN_ROLLOUT);
-	world->trainers = manifest_world(world->manifests[GEN_TRAINER]);
-	world->ranks = manifest_world(world->manifests[GEN_ROLLOUT]);
-	uint32_t replicas = 1 + gen_below(&world->gen, 3);
-	for (uint32_t i = 0; i < replicas; i++)
-		world->replicas[i] = 2 * i + 1;
-	world->members = world->trainers + replicas * world->ranks;
-	world->input = (struct plan_input){.trainer = world->manifests[GEN_TRAINER],
-					   .rollout = world->manifests[GEN_ROLLOUT],
-					   .replicas = world->replicas,
-					   .replica_count = replicas,
-					   .rules = random_rules(&world->gen, world->trainers)};
-	world->plans = arena_array(&world->arena, world->members, sizeof(*world->plans));
-	for (uint32_t m = 0; m < world->members; m++)
-		ck_ok(plan_make(&world->plans[m], &world->input, m, NULL, &world->err), world->err);
-	ck_ok(plan_make(&world->all, &world->input, PLAN_ALL, NULL, &world->err), world->err);
-}
-
-static void world_close(struct world *world)
-{
-	for (uint32_t m = 0; m < world->members; m++)
-		plan_free(world->plans[m]);
-	plan_free(world->all);
-	manifest_free(world->manifests[0]);
-	manifest_free(world->manifests[1]);
-	arena_release(&world->arena);
-	gen_close(&world->gen);
-	ck_assert_uint_eq(mem_live_count(), 0);
-}
-
-static void param_fill(struct world *world, enum gen_side side, uint32_t rank,
-		       const struct param *param, uint8_t *memory)
-{
-	enum ws_dtype dtype;
-	uint64_t count, bytes = ws_dtype_bytes(param->dtype);
-	const uint32_t *ids = gen_ids(&world->gen, side, rank, param->name, &count, &dtype);
-
-	ck_assert_msg(ids != NULL, "the oracle has no '%s' at rank %u", param->name, rank);
-	ck_assert_uint_eq(count, param->form->element_count);
-	ck_assert_int_eq(dtype, param->dtype);
-	for (uint64_t i = 0; i < count; i++)
-		gen_value(ids[i], dtype, memory + i * bytes);
-}
-
-/* Trainers' memory holds the ids' values, rollouts' memory poison. */
-static void world_memory(struct world *world)
-{
-	world->params = arena_array(&world->arena, world->members, sizeof(*world->params));
-	world->memory = arena_array(&world->arena, world->members, sizeof(*world->memory));
-	for (uint32_t m = 0; m < world->members; m++) {
-		enum gen_side side = m < world->trainers ? GEN_TRAINER : GEN_ROLLOUT;
-		uint32_t rank = side == GEN_TRAINER ? m : (m - world->trainers) % world->ranks;
-		struct rank_params *params = &world->params[m];
-		ck_ok(manifest_params(world->manifests[side], rank, &world->arena, params,
-				      &world->err),
-		      world->err);
-		ck_assert_uint_eq(params->count, gen_param_count(&world->gen, side, rank));
-		world->memory[m] = arena_array(&world->arena, params->count, sizeof(uint8_t *));
-		for (uint32_t p = 0; p < params->count; p++) {
-			world->memory[m][p] = arena_alloc(&world->arena, params->params[p].bytes);
-			memset(world->memory[m][p], POISON, params->params[p].bytes);
-			if (side == GEN_TRAINER)
-				param_fill(world, side, rank, &params->params[p],
-					   world->memory[m][p]);
-		}
-	}
-}
+#define SEEDS 40
 
 /* Source to wire, or wire to target. */
 static void move_part(const struct plan_part *part, const uint8_t *src, uint8_t *dst, bool to_wire)
@@ -357,13 +241,7 @@ START_TEST(the_same_inputs_give_the_same_plan_and_a_cursor_restarts)
 		bool first = plan_next_send(one.plans[m], &again, &x);
 		ck_assert(first == (plan_stored_count(one.plans[m]) > 0));
 	}
-	plan_free(two.all);
-	for (uint32_t m = 0; m < two.members; m++)
-		plan_free(two.plans[m]);
-	manifest_free(two.manifests[0]);
-	manifest_free(two.manifests[1]);
-	arena_release(&two.arena);
-	gen_close(&two.gen);
+	world_release(&two);
 	world_close(&one);
 }
 END_TEST
@@ -436,157 +314,6 @@ START_TEST(a_param_is_never_torn_between_buckets)
 }
 END_TEST
 
-/* ---- P12: one wrong number, and the check says so. */
-#define MUTATIONS 23
-
-static bool mutate(struct plan *plan, uint32_t which, size_t index)
-{
-	struct stored_copy *stored = plan_stored_copy(plan, index);
-	struct plan_copy *copy = &stored->copy;
-	struct plan_part *part = plan_stored_part(plan, stored, copy->part_count - 1);
-	uint32_t last = part->dim_count - 1;
-
-	switch (which) {
-	case 0:
-		copy->bucket++;
-		return true;
-	case 1:
-		copy->sender++;
-		return true;
-	case 2:
-		copy->receiver++;
-		return true;
-	case 3:
-		copy->bytes += 1;
-		return true;
-	case 4:
-		copy->first_op++;
-		return true;
-	case 5:
-		copy->op_count++;
-		return true;
-	case 6:
-		copy->counter++;
-		return true;
-	case 7:
-		copy->gather = !copy->gather;
-		return true;
-	case 8:
-		copy->ring++;
-		return true;
-	case 9:
-		copy->ring = copy->ring < 0 ? 0 : -1;
-		return true;
-	case 10:
-		copy->part_count--;
-		return true;
-	case 11:
-		part->src_param++;
-		return true;
-	case 12:
-		part->dst_param++;
-		return true;
-	case 13:
-		part->src_offset += ws_dtype_bytes(part->from);
-		return true;
-	case 14:
-		part->dst_offset += ws_dtype_bytes(part->to);
-		return true;
-	case 15:
-		part->src_offset += 1;
-		return true;
-	case 16:
-		part->extent[0]++;
-		return true;
-	case 17:
-		if (part->extent[last] == 1)
-			return false;
-		part->extent[last]--;
-		return true;
-	case 18:
-		if (part->extent[last] == 1)
-			return false; /* a stride that nothing walks along */
-		part->src_stride[last] += (int64_t)ws_dtype_bytes(part->from);
-		return true;
-	case 19:
-		if (part->extent[last] == 1)
-			return false;
-		part->dst_stride[last] += (int64_t)ws_dtype_bytes(part->to);
-		return true;
-	case 20:
-		part->from = part->from == WS_U32 ? WS_I32 : WS_U32;
-		return true;
-	case 21:
-		part->to = part->to == WS_U32 ? WS_I32 : WS_U32;
-		return true;
-	default:
-		part->wire_offset += 16;
-		return true;
-	}
-}
-
-static struct plan *a_plan_with_copies(struct world *world, uint32_t from)
-{
-	for (uint32_t i = 0; i < world->members; i++) {
-		struct plan *plan = world->plans[(from + i) % world->members];
-		if (plan_stored_count(plan) > 0)
-			return plan;
-	}
-	return NULL;
-}
-
-START_TEST(a_plan_with_one_wrong_field_is_rejected)
-{
-	struct world world;
-
-	world_open(&world, (uint32_t)_i);
-	for (uint32_t turn = 0; turn < 12; turn++) {
-		uint32_t which = ((uint32_t)_i * 12 + turn) % MUTATIONS;
-		struct plan *plan =
-			a_plan_with_copies(&world, gen_below(&world.gen, world.members));
-		ck_assert(plan != NULL);
-		size_t index = gen_below(&world.gen, (uint32_t)plan_stored_count(plan));
-		struct stored_copy *stored = plan_stored_copy(plan, index);
-		struct stored_copy copy = *stored;
-		struct plan_part *last = plan_stored_part(plan, stored, copy.copy.part_count - 1);
-		struct plan_part part = *last;
-		ck_ok(plan_check(plan, NULL, &world.err), world.err);
-		if (!mutate(plan, which, index))
-			continue;
-		ck_assert_msg(plan_check(plan, NULL, &world.err) == -EINVAL,
-			      "mutation %u of copy %zu passed", which, index);
-		*stored = copy;
-		*last = part;
-	}
-	world_close(&world);
-}
-END_TEST
-
-START_TEST(a_receivers_plan_that_lost_a_copy_or_a_threshold_is_rejected)
-{
-	struct world world;
-
-	world_open(&world, (uint32_t)_i);
-	struct plan *plan = a_plan_with_copies(&world, world.trainers);
-	ck_assert(plan->self >= world.trainers);
-	plan->receives.count--;
-	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
-	plan->receives.count++;
-	struct pair_state *state = plan_pair_state(plan, 0);
-	((struct plan_counter *)state->counters.items)[0].op_count++;
-	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
-	((struct plan_counter *)state->counters.items)[0].op_count--;
-	state->pair.data_op_count--;
-	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
-	state->pair.data_op_count++;
-	state->pair.credit_count++;
-	ck_assert_int_eq(plan_check(plan, NULL, &world.err), -EINVAL);
-	state->pair.credit_count--;
-	ck_ok(plan_check(plan, NULL, &world.err), world.err);
-	world_close(&world);
-}
-END_TEST
-
 /* Every allocation of our own door fails once, with a sentence and without a leak. */
 START_TEST(any_allocation_may_fail)
 {
@@ -627,9 +354,6 @@ Suite *suite(void)
 			    SEEDS / 4);
 	tcase_add_loop_test(random, bytes_are_conserved_and_buckets_in_order, 0, SEEDS);
 	tcase_add_loop_test(random, a_param_is_never_torn_between_buckets, 0, SEEDS);
-	tcase_add_loop_test(random, a_plan_with_one_wrong_field_is_rejected, 0, SEEDS);
-	tcase_add_loop_test(random, a_receivers_plan_that_lost_a_copy_or_a_threshold_is_rejected, 0,
-			    SEEDS);
 	tcase_add_test(random, any_allocation_may_fail);
 	suite_add_tcase(tests, random);
 	return tests;
