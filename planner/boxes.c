@@ -97,7 +97,8 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 
 /*
  * Deals the atom's rows over the holders whose intervals it touches, and keeps those parts that
- * the planned member sends or receives.  A small box goes whole to who has its middle.
+ * the planned member sends or receives.  A box too small for a run of its own goes whole to who has
+ * its middle.
  */
 static int deal_rows(const struct delivery *delivery, const struct holder_set *set,
 		     uint64_t position)
@@ -109,7 +110,7 @@ static int deal_rows(const struct delivery *delivery, const struct holder_set *s
 
 	while (dim < whole->dim_count && whole->extent[dim] == 1)
 		dim++;
-	if (bytes >= CUT_BYTES_MIN && dim < whole->dim_count)
+	if (bytes >= plan->input.rules.run_bytes_min && dim < whole->dim_count)
 		rows = whole->extent[dim];
 	uint64_t row_bytes = bytes / rows;
 	while (high - low > 1) {

@@ -23,13 +23,12 @@
 
 #include "planner/planner.h"
 
-#define NONE	      UINT32_MAX
-#define RING_SLOTS    2 /* per pair */
-#define SLOT_ALIGN    4096
-#define WIRE_ALIGN    16	  /* of a part in a packed copy */
-#define CUT_BYTES_MIN (64u << 10) /* boxes below it go whole to one holder */
-#define UNITS_MAX     (64u << 20)
-#define OPS_MAX	      (1u << 24) /* op ids of a receiver: 24 bits of the imm */
+#define NONE	   UINT32_MAX
+#define RING_SLOTS 2 /* per pair */
+#define SLOT_ALIGN 4096
+#define WIRE_ALIGN 16 /* of a part in a packed copy */
+#define UNITS_MAX  (64u << 20)
+#define OPS_MAX	   (1u << 24) /* op ids of a receiver: 24 bits of the imm */
 
 /* ---- vec.c: growing arrays and a map from 64 bits to a number. */
 struct vec {

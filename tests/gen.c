@@ -269,13 +269,13 @@ void gen_open(struct gen *gen, uint32_t seed)
 	gen->expert_count = 1 + (int32_t)gen_below(gen, 6);
 	gen->tensors = arena_array(&gen->arena, 16, sizeof(*gen->tensors));
 	assert(gen->tensors != NULL);
-	uint64_t h = 12 * (1 + gen_below(gen, 3)), head = 1 + gen_below(gen, 3),
-		 i = 12 * (1 + gen_below(gen, 2));
+	uint64_t h = 12 * (1 + gen_below(gen, 6)), head = 1 + gen_below(gen, 4),
+		 i = 12 * (1 + gen_below(gen, 4));
 	enum ws_dtype kind = gen->casts || gen_below(gen, 2) == 0 ? WS_BF16 : WS_U32;
 	tensor_add(
 		gen,
 		(struct gen_tensor){
-			"model.embed", kind, 2, {5 + gen_below(gen, 40), h}, false, false, 0, 0});
+			"model.embed", kind, 2, {5 + gen_below(gen, 150), h}, false, false, 0, 0});
 	tensor_add(gen, (struct gen_tensor){L "q", kind, 2, {24 * head, h}, true, false, 0, 0});
 	tensor_add(gen, (struct gen_tensor){L "k", kind, 2, {12 * head, h}, true, false, 0, 0});
 	tensor_add(gen, (struct gen_tensor){L "v", kind, 2, {12 * head, h}, true, false, 0, 0});

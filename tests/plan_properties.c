@@ -12,7 +12,7 @@
 #include "tests/plan_world.h"
 #include "tests/test.h"
 
-#define SEEDS 40
+#define SEEDS 60
 
 /* Source to wire, or wire to target. */
 static void move_part(const struct plan_part *part, const uint8_t *src, uint8_t *dst, bool to_wire)

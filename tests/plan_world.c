@@ -23,11 +23,11 @@ static void world_parse(struct world *world, enum gen_side side)
 static struct rules random_rules(struct gen *gen, uint32_t trainers)
 {
 	struct rules rules = RULES_DEFAULT;
-	static const uint64_t sizes[] = {1, 64, 512, 4096, 1u << 20};
+	static const uint64_t sizes[] = {1, 64, 4096, 1u << 20, 1u << 20};
 
 	rules.op_bytes = 4096;
 	rules.staging_bytes = 1u << 20;
-	rules.recv_staging_bytes = (uint64_t)trainers * 2 * 4096 * (1 + gen_below(gen, 3));
+	rules.recv_staging_bytes = (uint64_t)trainers * 2 * 4096 * (1 + gen_below(gen, 2));
 	rules.run_bytes_min = sizes[gen_below(gen, 5)];
 	rules.pack_bytes_max = sizes[gen_below(gen, 5)];
 	rules.bucket_bytes = gen_below(gen, 2) == 0 ? 0 : 10000;
