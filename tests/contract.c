@@ -320,6 +320,47 @@ START_TEST(closing_one_peer_leaves_the_others_alone)
 }
 END_TEST
 
+/* Two ranks with two NICs each: every region is registered on both, ops alternate. */
+START_TEST(two_nics_per_rank_share_the_work)
+{
+	enum { OPS = 200, BYTES = 4096 };
+	static const char *const second_devices[KINDS][2] = {
+		{"net/c", "net/d"},
+		{"tcp/127.0.0.3", "tcp/127.0.0.4"},
+		{":loop:net/c", ":loop:net/d"},
+		{":fabric:tcp/127.0.0.3", ":fabric:tcp/127.0.0.4"},
+	};
+	struct pair rails[2];
+
+	open_kind(&rails[0], _i, OPS * BYTES);
+	pair_open(&rails[1], kinds[_i].transport, second_devices[_i], 16);
+	for (int i = 0; i < 2; i++) {
+		struct nic *nic = rails[1].nics[i];
+		nic->transport->dereg(nic, &rails[1].mrs[i]);
+		free(rails[1].memory[i].base);
+		rails[1].memory[i] = rails[0].memory[i];
+		ck_ok(nic->transport->reg(nic, &rails[1].memory[i], &rails[1].mrs[i], &err), err);
+	}
+	fill(rails[0].memory[0].base, OPS * BYTES, 1);
+	for (uint32_t i = 0; i < OPS; i++) {
+		struct op op = op_make(&rails[i % 2], 0, i * BYTES, BYTES, i);
+		post(&rails[i % 2], 0, &op);
+	}
+	for (int i = 0; i < 2; i++) {
+		await(&rails[i], 0, OPS / 2, OPS / 2);
+		ck_assert_uint_eq(rails[i].sent[0], OPS / 2);
+		ck_assert_uint_eq(rails[i].imms[1], OPS / 2);
+	}
+	ck_assert_int_eq(memcmp(rails[0].memory[0].base, rails[0].memory[1].base, OPS * BYTES), 0);
+	for (int i = 0; i < 2; i++) {
+		struct nic *nic = rails[1].nics[i];
+		nic->transport->dereg(nic, &rails[1].mrs[i]);
+		nic_close(nic);
+	}
+	pair_close(&rails[0]);
+}
+END_TEST
+
 START_TEST(close_takes_a_nic_in_any_state)
 {
 	const struct transport *transport = transport_find(kinds[_i].transport);
@@ -484,6 +525,7 @@ Suite *suite(void)
 			    3 * KINDS);
 	tcase_add_loop_test(tests, a_receiver_can_close_in_mid_receive, 0, 3 * KINDS);
 	tcase_add_loop_test(tests, closing_one_peer_leaves_the_others_alone, 0, KINDS);
+	tcase_add_loop_test(tests, two_nics_per_rank_share_the_work, 0, KINDS);
 	tcase_add_loop_test(tests, close_takes_a_nic_in_any_state, 0, KINDS);
 	tcase_add_loop_test(tests, an_address_nobody_makes_is_refused, 0, KINDS);
 	tcase_add_loop_test(tests, bad_devices_and_memory_are_refused_with_a_sentence, 0, KINDS);

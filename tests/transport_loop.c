@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is special to loop: its nets, its shuffling, and many NICs in one thread. */
+#include <pthread.h>
+
 #include "tests/transport_pair.h"
 
 #define MANY 60
@@ -223,6 +225,55 @@ START_TEST(many_nics_share_one_thread)
 }
 END_TEST
 
+#define THREAD_OPS 500
+
+static struct pair shared;
+
+/* The receiving side, in a thread of its own: the imm says that the op's 8 bytes are there. */
+static void *receiver(void *arg)
+{
+	struct nic *nic = shared.nics[1];
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	uintptr_t wrong = 0;
+	struct event events[8];
+	int got = 0;
+
+	(void)arg;
+	while (got < THREAD_OPS && clock_ns() < deadline) {
+		int count = nic->transport->poll(nic, events, 8);
+		for (int i = 0; i < count; i++, got++) {
+			uint64_t value;
+			memcpy(&value, (uint8_t *)shared.memory[1].base + 8 * events[i].imm, 8);
+			wrong += value != mix64(events[i].imm + 1);
+		}
+	}
+	return (void *)(wrong + (uintptr_t)(THREAD_OPS - got));
+}
+
+START_TEST(each_nic_may_have_a_thread)
+{
+	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	uint32_t posted = 0;
+	pthread_t thread;
+	void *wrong;
+
+	pair_open(&shared, "loop", devices, 8 * THREAD_OPS);
+	for (uint64_t i = 0; i < THREAD_OPS; i++)
+		((uint64_t *)shared.memory[0].base)[i] = mix64(i + 1);
+	ck_assert_int_eq(pthread_create(&thread, NULL, receiver, NULL), 0);
+	while (shared.sent[0] < THREAD_OPS && clock_ns() < deadline) {
+		struct op op = op_make(&shared, 0, 8 * posted, 8, posted);
+		if (posted < THREAD_OPS)
+			posted += (uint32_t)shared.nics[0]->transport->post(shared.nics[0], &op, 1);
+		poll_one(&shared, 0);
+	}
+	ck_assert_int_eq(pthread_join(thread, &wrong), 0);
+	ck_assert_ptr_null(wrong);
+	ck_assert_uint_eq(shared.sent[0], THREAD_OPS);
+	pair_close(&shared);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("transport_loop");
@@ -236,6 +287,7 @@ Suite *suite(void)
 	tcase_add_test(tests, nets_are_apart_and_end_with_their_last_nic);
 	tcase_add_test(tests, ops_to_a_peer_that_is_gone_fail);
 	tcase_add_loop_test(tests, many_nics_share_one_thread, 0, 10);
+	tcase_add_test(tests, each_nic_may_have_a_thread);
 	suite_add_tcase(all, tests);
 	return all;
 }
