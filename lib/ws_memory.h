@@ -45,10 +45,7 @@ WS_API const char *ws_dtype_name(enum ws_dtype dtype);
 /* Reads a manifest's ("bf16") or a safetensors header's ("BF16") spelling; WS_NONE if unknown. */
 WS_API enum ws_dtype ws_dtype_parse(const char *name);
 
-enum ws_place {
-	WS_HOST = 0,
-	WS_CUDA
-};
+enum ws_place { WS_HOST = 0, WS_CUDA };
 
 /* A borrowed stretch of memory: the owner keeps it mapped while weightsync has it registered. */
 struct ws_memory {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/test.h"
 
@@ -268,10 +269,15 @@ START_TEST(a_bomb_is_refused_before_anything_is_allocated)
 }
 END_TEST
 
-/* Quadratic time would be minutes. */
+static double cpu_seconds(void)
+{
+	return (double)clock() / CLOCKS_PER_SEC;
+}
+
+/* Quadratic time would be minutes; it takes less than a second. */
 START_TEST(many_keys_take_less_than_quadratic_time)
 {
-	enum { KEYS = 500000 };
+	enum { KEYS = 200000 };
 	struct writer out = WRITER_INIT(64u << 20);
 	struct arena arena = {0};
 	const struct json *json = NULL;
@@ -280,13 +286,13 @@ START_TEST(many_keys_take_less_than_quadratic_time)
 		write_format(&out, "%c\"model.layers.%u\":%u", i == 0 ? '{' : ',',
 			     (i * 2654435761u) >> 4, i);
 	write_format(&out, "}");
-	uint64_t start = clock_ns();
+	double start = cpu_seconds();
 	ck_ok(json_parse(&arena, out.bytes, out.count, &limits, &json, &err), err);
 	ck_assert_uint_eq(json->count, KEYS);
 	out.count--;
 	write_format(&out, ",\"model.layers.%u\":7}", (4711 * 2654435761u) >> 4);
 	ck_fails(json_parse(&arena, out.bytes, out.count, &limits, &json, &err), -EBADMSG, err);
-	ck_assert_uint_lt(clock_ns() - start, 30000000000u);
+	ck_assert(cpu_seconds() - start < 20);
 	arena_release(&arena);
 	writer_release(&out);
 }

@@ -114,7 +114,7 @@ static void bomb_name(struct writer *out)
 static void bomb_metadata(struct writer *out)
 {
 	write_format(out, "{\"__metadata__\":{\"\":\"\"");
-	for (uint32_t i = 0; i < 5000000; i++)
+	for (uint32_t i = 0; i < 1000000; i++)
 		write_format(out, ",\"%x\":\"\"", i);
 	write_format(out, "}}");
 }
@@ -163,6 +163,8 @@ START_TEST(a_hostile_header_takes_less_than_256_MB)
 {
 	struct checkpoint checkpoint;
 	struct ws_error err = {0};
+	if (under_valgrind())
+		return;
 	/* Another process makes it, so that its memory isn't counted here. */
 	pid_t pid = fork();
 	if (pid == 0) {
@@ -177,7 +179,7 @@ START_TEST(a_hostile_header_takes_less_than_256_MB)
 	ck_assert_msg(rc == bombs[_i].code, "%d, not %d: %s", rc, bombs[_i].code, err.text);
 	checkpoint_close(&checkpoint);
 	ck_assert_uint_eq(mem_live_count(), 0);
-	if (SANITIZED || under_valgrind())
+	if (SANITIZED)
 		return;
 	ck_assert_uint_lt(resident_bytes(), 256000000);
 	/* 1 s on the machine it was written on; other work may run beside it. */

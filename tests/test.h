@@ -8,18 +8,18 @@
 Suite *suite(void);
 
 /* A call that must succeed: the sentence of its error is the failure's text. */
-#define ck_ok(call, err)                                                                          \
-	do {                                                                                       \
-		int ck_rc = (call);                                                                \
-		ck_assert_msg(ck_rc == 0, "%s: %d: %s", #call, ck_rc, (err).text);                 \
+#define ck_ok(call, err)                                                           \
+	do {                                                                       \
+		int ck_rc = (call);                                                \
+		ck_assert_msg(ck_rc == 0, "%s: %d: %s", #call, ck_rc, (err).text); \
 	} while (0)
 
 /* A call that must fail with this code. */
-#define ck_fails(call, want, err)                                                                 \
-	do {                                                                                       \
-		int ck_rc = (call);                                                                \
-		ck_assert_msg(ck_rc == (want), "%s: %d, not %d: %s", #call, ck_rc, (want),         \
-			      (err).text);                                                         \
+#define ck_fails(call, want, err)                                                          \
+	do {                                                                               \
+		int ck_rc = (call);                                                        \
+		ck_assert_msg(ck_rc == (want), "%s: %d, not %d: %s", #call, ck_rc, (want), \
+			      (err).text);                                                 \
 	} while (0)
 
 #endif

@@ -16,8 +16,8 @@
 #include "lib/ws_memory.h"
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define MIN(a, b)     ((a) < (b) ? (a) : (b))
+#define MAX(a, b)     ((a) > (b) ? (a) : (b))
 
 /* Rounds up to a multiple of align, a power of two. */
 static inline size_t align_up(size_t value, size_t align)
@@ -33,11 +33,13 @@ static inline size_t align_up(size_t value, size_t align)
  * Thread: any.
  */
 void *mem_alloc(size_t bytes); /* zeroed; NULL when out of memory; bytes 0 gives a valid pointer */
-void *mem_grow(void *old, size_t old_bytes, size_t new_bytes); /* new part zeroed; old kept on NULL */
-void mem_free(void *memory);   /* accepts NULL */
+/* The new part is zeroed; the old memory is kept on NULL. */
+void *mem_grow(void *old, size_t old_bytes, size_t new_bytes);
+void mem_free(void *memory); /* accepts NULL */
 char *mem_copy_text(const char *text);
 
-void mem_fail_nth(int64_t n);  /* the nth allocation from now on (0 = the next) fails once; -1 = none */
+/* The nth allocation from now on (0 = the next) fails once; -1 = none. */
+void mem_fail_nth(int64_t n);
 uint64_t mem_live_count(void); /* allocations not yet freed, for leak checks in tests */
 uint64_t mem_alloc_count(void);
 /* While a thread has forbidden allocation, mem_alloc asserts.  Calls nest. */
@@ -47,12 +49,13 @@ void mem_allow(void);
 /* An arena: many small allocations that are freed as one.  Zeroed memory, 16-byte aligned. */
 struct arena {
 	struct arena_block *blocks; /* owned; newest first */
-	size_t used;                /* bytes handed out, all blocks */
+	size_t used;		    /* bytes handed out, all blocks */
 };
 
 void *arena_alloc(struct arena *arena, size_t bytes); /* NULL when out of memory */
 void *arena_array(struct arena *arena, size_t count, size_t bytes_each); /* NULL also on overflow */
-char *arena_text(struct arena *arena, const char *format, ...) __attribute__((format(printf, 2, 3)));
+char *arena_text(struct arena *arena, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 char *arena_copy(struct arena *arena, const void *bytes, size_t count); /* NUL is added */
 void arena_release(struct arena *arena); /* all at once; may be called again */
 
@@ -68,14 +71,14 @@ struct finding {
 
 struct findings {
 	struct finding *first, *last; /* in the order found; in the arena */
-	uint32_t count;               /* found; beyond findings_kept_max they are counted, not kept */
-	struct arena *arena;          /* borrowed; set by the owner before use */
+	uint32_t count;		      /* beyond FINDINGS_KEPT_MAX they are counted, not kept */
+	struct arena *arena;	      /* borrowed; set by the owner before use */
 };
 
 #define FINDINGS_KEPT_MAX 1000
 
-void findings_add(struct findings *findings, const char *kind, const char *where, const char *format,
-		  ...) __attribute__((format(printf, 4, 5)));
+void findings_add(struct findings *findings, const char *kind, const char *where,
+		  const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Puts the first sentence and the number of others into err; 0 where there are no findings. */
 int findings_fail(const struct findings *findings, int code, struct ws_error *err);
 
@@ -102,7 +105,7 @@ uint64_t read_u64(struct reader *reader);
 const void *read_bytes(struct reader *reader, size_t count); /* borrowed; NULL when failed */
 /* A u32 length and as many bytes, at most bytes_max - 1, no NUL inside; text_out gets a NUL. */
 void read_text(struct reader *reader, char *text_out, size_t bytes_max);
-/* A u32 count of things of at least bytes_each_min bytes each: fails when they can't all be there. */
+/* A u32 count of things of at least bytes_each_min bytes each: fails if not all can be there. */
 uint32_t read_count(struct reader *reader, size_t bytes_each_min, uint32_t count_max);
 /* True when nothing failed and nothing is left. */
 bool reader_done(const struct reader *reader);
@@ -111,10 +114,14 @@ struct writer {
 	uint8_t *bytes; /* owned, or borrowed if fixed */
 	size_t count, room, room_max;
 	bool fixed;
-	bool failed;    /* out of memory or beyond room_max; what was written before is kept */
+	bool failed; /* out of memory or beyond room_max; what was written before is kept */
 };
 
-#define WRITER_INIT(max) {.room_max = (max)} /* grows by mem_grow up to max bytes */
+/* Grows by mem_grow up to max bytes. */
+#define WRITER_INIT(max)          \
+	{                         \
+		.room_max = (max) \
+	}
 static inline struct writer writer_fixed(void *bytes, size_t room)
 {
 	return (struct writer){.bytes = bytes, .room = room, .room_max = room, .fixed = true};
@@ -125,7 +132,8 @@ void write_u32(struct writer *writer, uint32_t value);
 void write_u64(struct writer *writer, uint64_t value);
 void write_bytes(struct writer *writer, const void *bytes, size_t count);
 void write_text(struct writer *writer, const char *text);
-void write_format(struct writer *writer, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void write_format(struct writer *writer, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 void writer_reset(struct writer *writer); /* count and failed to 0; memory is kept */
 void writer_release(struct writer *writer);
 
@@ -176,16 +184,24 @@ static inline uint64_t deadline_in_ms(uint64_t ms)
  * RFC 8259's grammar, at most depth_max nested and node_count_max values, nothing but white
  * space after the value, no duplicate keys in one object.  Only then is it given to cJSON.
  */
-enum json_type { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
+enum json_type {
+	JSON_NULL,
+	JSON_FALSE,
+	JSON_TRUE,
+	JSON_NUMBER,
+	JSON_STRING,
+	JSON_ARRAY,
+	JSON_OBJECT
+};
 
 struct json {
 	enum json_type type;
-	bool is_integer;          /* a number without fraction and exponent, in -(2^53-1)..2^53-1 */
-	int64_t integer;          /* if is_integer */
-	double number;            /* if JSON_NUMBER */
-	const char *text;         /* JSON_STRING; in the arena */
-	const char *key;          /* inside an object: its name */
-	uint32_t count;           /* children of an array or object */
+	bool is_integer;	  /* a number without fraction and exponent, in -(2^53-1)..2^53-1 */
+	int64_t integer;	  /* if is_integer */
+	double number;		  /* if JSON_NUMBER */
+	const char *text;	  /* JSON_STRING; in the arena */
+	const char *key;	  /* inside an object: its name */
+	uint32_t count;		  /* children of an array or object */
 	const struct json *first; /* children, in the order written */
 	const struct json *next;
 };
@@ -196,11 +212,15 @@ struct json_limits {
 	uint32_t node_count_max;
 };
 
-#define JSON_LIMITS_MANIFEST {.bytes_max = 64u << 20, .depth_max = 64, .node_count_max = 4u << 20}
+#define JSON_LIMITS_MANIFEST                                                        \
+	{                                                                           \
+		.bytes_max = 64u << 20, .depth_max = 64, .node_count_max = 4u << 20 \
+	}
 
 /* Parses into arena.  -EBADMSG with line and column, -ENOSPC for a limit, -ENOMEM. */
-int json_parse(struct arena *arena, const void *bytes, size_t count, const struct json_limits *limits,
-	       const struct json **json_out, struct ws_error *err);
+int json_parse(struct arena *arena, const void *bytes, size_t count,
+	       const struct json_limits *limits, const struct json **json_out,
+	       struct ws_error *err);
 
 /* Lets cJSON allocate through mem_alloc, so that mem_fail_nth reaches it.  Tests only: the
  * hooks are global in libcjson, and a program that links us may use it too. */
@@ -219,8 +239,8 @@ struct json_writer {
 	struct writer *out; /* borrowed */
 	uint32_t depth;
 	bool need_comma;
-	bool pretty;        /* indent by two blanks, one member a line, short arrays on one line */
-	uint64_t broken;    /* a bit for each depth: this container has begun a second line */
+	bool pretty;	 /* indent by two blanks, one member a line, short arrays on one line */
+	uint64_t broken; /* a bit for each depth: this container has begun a second line */
 };
 
 void json_begin_object(struct json_writer *json, const char *key); /* key NULL inside an array */
@@ -247,7 +267,8 @@ int file_read(const char *path, size_t bytes_max, void **bytes_out, size_t *coun
 int file_read_open(int fd, const char *path, size_t bytes_max, void **bytes_out, size_t *count_out,
 		   struct ws_error *err);
 /* Writes path.tmp, syncs, renames.  mode as in open(2). */
-int file_write(const char *path, const void *bytes, size_t count, unsigned mode, struct ws_error *err);
+int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
+	       struct ws_error *err);
 /* For who keeps a file open: writes all of it; and "cannot <doing> '<path>': <why>", with the
  * code that struct ws_error's table has for the kernel's errno. */
 int file_write_all(int fd, const char *path, const void *bytes, size_t count, struct ws_error *err);

@@ -75,8 +75,8 @@ static int build_number(struct build *build, const cJSON *item, struct json *jso
 
 static int compare_keys(const void *a, const void *b)
 {
-	const struct json *const *left = a, *const *right = b;
-	return strcmp((*left)->key, (*right)->key);
+	const char *const *left = a, *const *right = b;
+	return strcmp(*left, *right);
 }
 
 /* Sorting finds equal names in less than quadratic time, whatever the names. */
@@ -84,18 +84,18 @@ static int check_keys(struct build *build, const struct json *object)
 {
 	if (object->count < 2)
 		return 0;
-	const struct json **keys = mem_alloc(object->count * sizeof(keys[0]));
+	const char **keys = mem_alloc(object->count * sizeof(keys[0]));
 	if (keys == NULL)
 		return no_memory(build);
 	uint32_t count = 0;
 	for (const struct json *child = object->first; child != NULL; child = child->next)
-		keys[count++] = child;
+		keys[count++] = child->key;
 	qsort(keys, count, sizeof(keys[0]), compare_keys);
 	int rc = 0;
 	for (uint32_t i = 1; i < count && rc == 0; i++)
-		if (strcmp(keys[i - 1]->key, keys[i]->key) == 0)
+		if (strcmp(keys[i - 1], keys[i]) == 0)
 			rc = ws_fail(build->err, -EBADMSG, "an object has the key '%.200s' twice",
-				     keys[i]->key);
+				     keys[i]);
 	mem_free(keys);
 	return rc;
 }

@@ -15,11 +15,16 @@
 
 #include "lib/base/st_index.h"
 
+/* One file's tensors. */
+struct st_part {
+	struct st_tensor *tensors; /* in the scratch arena, their names in the checkpoint's */
+	uint32_t count;
+};
+
 /* What is needed only while opening. */
 struct opening {
 	struct checkpoint *checkpoint;
-	struct st_tensor **tensors; /* by file; in the scratch arena, the names in the other */
-	uint32_t *counts;
+	struct st_part *parts; /* by file; in the scratch arena */
 	struct arena scratch;
 	uint64_t header_bytes, tensor_count; /* of all files so far */
 };
@@ -86,11 +91,11 @@ static int parse_file(struct opening *opening, uint32_t index, void *header, uin
 	if (rc != 0)
 		return rc;
 	rc = st_parse_header_in(&checkpoint->arena, &opening->scratch, header, (size_t)header_bytes,
-				file->bytes - 8 - header_bytes, &opening->tensors[index],
-				&opening->counts[index], err);
+				file->bytes - 8 - header_bytes, &opening->parts[index].tensors,
+				&opening->parts[index].count, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "'%s'", file->path);
-	opening->tensor_count += opening->counts[index];
+	opening->tensor_count += opening->parts[index].count;
 	if (opening->tensor_count > ST_TENSOR_COUNT_MAX)
 		return ws_fail(err, -ENOSPC, "a checkpoint may have %d tensors at most",
 			       ST_TENSOR_COUNT_MAX);
@@ -139,8 +144,8 @@ static int merge_files(struct opening *opening, struct ws_error *err)
 	if (tensors == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for %zu tensors", count);
 	for (uint32_t i = 0; i < checkpoint->file_count; i++) {
-		for (uint32_t j = 0; j < opening->counts[i]; j++) {
-			tensors[at] = opening->tensors[i][j];
+		for (uint32_t j = 0; j < opening->parts[i].count; j++) {
+			tensors[at] = opening->parts[i].tensors[j];
 			tensors[at].file_index = i;
 			checkpoint->data_bytes += tensors[at].bytes;
 			at++;
@@ -162,9 +167,8 @@ static int make_files(struct opening *opening, uint32_t count, struct ws_error *
 {
 	struct checkpoint *checkpoint = opening->checkpoint;
 	checkpoint->files = arena_array(&checkpoint->arena, count, sizeof(checkpoint->files[0]));
-	opening->tensors = arena_array(&opening->scratch, count, sizeof(opening->tensors[0]));
-	opening->counts = arena_array(&opening->scratch, count, sizeof(opening->counts[0]));
-	if (checkpoint->files == NULL || opening->tensors == NULL || opening->counts == NULL)
+	opening->parts = arena_array(&opening->scratch, count, sizeof(opening->parts[0]));
+	if (checkpoint->files == NULL || opening->parts == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for %u files", count);
 	for (uint32_t i = 0; i < count; i++)
 		checkpoint->files[i].fd = -1;

@@ -15,22 +15,22 @@
 
 /* The first is the format's, and here also of all headers of a checkpoint together; the others
  * keep the memory of a hostile one below 256 MB.  Beyond a limit: -ENOSPC. */
-#define ST_HEADER_BYTES_MAX      100000000
-#define ST_TENSOR_COUNT_MAX      524288  /* of one checkpoint */
+#define ST_HEADER_BYTES_MAX	 100000000
+#define ST_TENSOR_COUNT_MAX	 524288	 /* of one checkpoint */
 #define ST_TENSOR_TEXT_BYTES_MAX 1000000 /* one tensor's JSON */
 #define ST_TENSOR_NODE_COUNT_MAX 4096
-#define ST_METADATA_COUNT_MAX    65536
-#define ST_INDEX_BYTES_MAX       64000000
-#define ST_FILE_COUNT_MAX        4096
+#define ST_METADATA_COUNT_MAX	 65536
+#define ST_INDEX_BYTES_MAX	 64000000
+#define ST_FILE_COUNT_MAX	 4096
 
 struct st_tensor {
-	const char *name;       /* in the checkpoint's arena */
-	enum ws_dtype dtype;    /* WS_NONE for a dtype weightsync can't move (sub-byte, complex) */
+	const char *name;	/* in the checkpoint's arena */
+	enum ws_dtype dtype;	/* WS_NONE for a dtype weightsync can't move (sub-byte, complex) */
 	const char *dtype_name; /* as the file spells it; static */
 	uint32_t dim_count;
 	uint64_t dim[TENSOR_DIM_MAX];
 	uint32_t file_index;
-	uint64_t offset;        /* of the first byte, from the file's start */
+	uint64_t offset; /* of the first byte, from the file's start */
 	uint64_t bytes;
 };
 
@@ -65,8 +65,8 @@ const struct st_tensor *checkpoint_find(const struct checkpoint *checkpoint, con
 
 /* Reads bytes of a tensor's data.  -EIO names file and offset; -ESTALE when the file's size or
  * mtime changed since open.  offset + count must lie inside the tensor.  Thread: any. */
-int checkpoint_read(const struct checkpoint *checkpoint, const struct st_tensor *tensor, uint64_t offset,
-		    void *bytes_out, size_t count, struct ws_error *err);
+int checkpoint_read(const struct checkpoint *checkpoint, const struct st_tensor *tensor,
+		    uint64_t offset, void *bytes_out, size_t count, struct ws_error *err);
 
 /* Checks one header (what follows the 8 length bytes) against the length of the data behind it
  * and yields its tensors in the order of their data.  For tests and fuzzers; opens nothing. */
@@ -90,7 +90,10 @@ struct st_writer {
 	uint64_t data_bytes, written_bytes;
 };
 
-#define ST_WRITER_INIT {.fd = -1}
+#define ST_WRITER_INIT   \
+	{                \
+		.fd = -1 \
+	}
 
 int st_writer_begin(struct st_writer *writer, const char *path, const struct st_tensor *tensors,
 		    uint32_t count, struct ws_error *err);
