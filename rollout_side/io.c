@@ -48,7 +48,8 @@ static void state_say(struct ws_rollout *rollout)
 	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED)
 		(void)receive_missing(rollout, waits, sizeof(waits));
 	member_say_waiting(rollout->member, waits);
-	member_say_state(rollout->member, version->state, version->attempt, version->live_version,
+	member_say_state(rollout->member, version->state, version->said_attempt,
+			 version->live_version,
 			 atomic_load_explicit(&rollout->last_step_ns, memory_order_relaxed),
 			 progress.bytes_received);
 }

@@ -52,6 +52,7 @@ static void ask_hook(struct version *version, enum hook hook, struct version_act
 static void set_state(struct version *version, enum rank_state state, struct version_actions *out)
 {
 	version->state = state;
+	version->said_attempt = version->attempt;
 	act(out, ACT_SAY);
 }
 
@@ -345,6 +346,7 @@ void version_armed(struct version *version, int rc, const struct ws_error *err,
 	if (version->inplace)
 		poison(version);
 	version->state = RANK_READY;
+	version->said_attempt = version->attempt;
 	version_settle(version, out);
 	/* Nobody is told of a state that a drop or an abort has ended already. */
 	if (version->state == RANK_READY) {

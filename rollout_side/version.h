@@ -48,7 +48,8 @@ struct version {
 
 	/* my state */
 	enum rank_state state;
-	uint64_t attempt, version; /* open, or the last */
+	uint64_t attempt, version; /* taken: open, or the last */
+	uint64_t said_attempt;	   /* what state belongs to: a begin taken is no state yet */
 	uint64_t live_version;	   /* what the engine's memory holds whole; 0: nothing known */
 	bool opening;		   /* begin taken: on_begin runs, or the engine is being armed */
 	bool broken;		   /* a failure was reported: only abort or drop follow */

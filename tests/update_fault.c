@@ -73,6 +73,143 @@ START_TEST(a_bad_write_never_goes_live_is_named_and_the_next_version_is_whole)
 }
 END_TEST
 
+static const struct world_options two_replicas = {
+	.trainer_layout = "fsdp2",
+	.trainer_mesh = "dp=2",
+	.rollout_layout = "vllm",
+	.rollout_mesh = "tp=2",
+	.trainers = 2,
+	.replicas = 2,
+	.replica_ranks = 2,
+	.phase_ms = 1500,
+};
+
+/* Pushes; replica 1 isn't in the end live, and the report says why. */
+static void push_without_replica_1(struct world *world, uint64_t version, const char *says)
+{
+	world_push(world, version, 20000, false);
+	for (uint32_t i = 0; i < world->options.trainers; i++) {
+		const struct trainer *trainer = &world->trainer[i];
+		ck_assert_msg(trainer->rc == 0, "%s", trainer->err.text);
+		ck_assert_uint_ge(trainer->report.replica_count, 1);
+		ck_assert(trainer->report.replicas[0].live);
+		for (uint32_t r = 1; r < trainer->report.replica_count; r++) {
+			ck_assert(!trainer->report.replicas[r].live);
+			ck_assert_msg(strstr(trainer->report.replicas[r].text, says) != NULL, "%s",
+				      trainer->report.replicas[r].text);
+		}
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		ck_assert_uint_eq(atomic_load(&world->loop[i].resumed), version);
+}
+
+/* A dropped rank joins again by itself; the push that finds it back in the run reaches it. */
+static void push_until_all_live(struct world *world, uint64_t version)
+{
+	for (int i = 0; i < 40; i++) {
+		world_push(world, version + (uint64_t)i, 20000, false);
+		ck_assert_msg(world->trainer[0].rc == 0, "%s", world->trainer[0].err.text);
+		const struct ws_report *report = &world->trainer[0].report;
+		if (report->replica_count == 2 && report->replicas[0].live &&
+		    report->replicas[1].live)
+			return;
+		sleep_ns(200000000u);
+	}
+	ck_abort_msg("replica 1 never came back: %s", world->trainer[0].report.replicas[1].text);
+}
+
+START_TEST(an_engine_that_never_steps_is_dropped_and_named_and_comes_back)
+{
+	struct world_options options = two_replicas;
+
+	options.inplace = _i == 1;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	atomic_store(&world->loop[3].silent, true);
+	push_without_replica_1(world, 2, "hasn't called ws_rollout_step");
+	atomic_store(&world->loop[3].silent, false);
+	push_until_all_live(world, 3);
+	ck_assert_uint_ge(atomic_load(&world->loop[3].aborted), 1);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(a_failed_reload_poisons_only_its_replica_which_comes_back)
+{
+	struct world_options options = two_replicas;
+
+	options.inplace = _i == 1;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	atomic_store(&world->loop[2].fail_reload, 1);
+	push_without_replica_1(world, 2, "derived weights can't be made");
+	push_until_all_live(world, 3);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_version)
+{
+	struct world *world = world_open(&two_replicas);
+
+	world_push_good(world, 1, false);
+	loop_stop(&world->loop[2]);
+	loop_stop(&world->loop[3]);
+	push_without_replica_1(world, 2, "");
+	loop_start(&world->loop[2]);
+	loop_start(&world->loop[3]);
+	push_until_all_live(world, 3);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(a_push_that_others_dont_join_ends_at_its_deadline)
+{
+	struct world *world = world_open(&two_to_two);
+	struct ws_error err = {0};
+	struct ws_report report;
+	uint64_t start = clock_ns();
+
+	world_push_good(world, 1, false);
+	ck_assert_int_lt(ws_trainer_push(world->trainer[0].trainer, 2, 800, &report, &err), 0);
+	ck_assert_int_eq(err.code, -ETIMEDOUT);
+	ck_assert_msg(strstr(err.text, "version 2") != NULL, "%s", err.text);
+	ck_assert_uint_lt(clock_ns() - start, UINT64_C(8000000000));
+	ck_assert(!report.replicas[0].live);
+	ck_assert_uint_eq(report.replicas[0].live_version, 1);
+	/* Trainer 1 was never asked; both are in step again with the next version. */
+	for (uint64_t version = 3; version < 6; version++) {
+		world_push(world, version, 10000, false);
+		if (world->trainer[0].rc == 0 && world->trainer[1].rc == 0)
+			break;
+	}
+	ck_assert_msg(world->trainer[0].rc == 0, "%s", world->trainer[0].err.text);
+	world_close(world);
+}
+END_TEST
+
+static void *cancel_main(void *arg)
+{
+	sleep_ns(300000000u);
+	ws_trainer_cancel(arg);
+	return NULL;
+}
+
+START_TEST(cancel_ends_a_blocked_push_at_once)
+{
+	struct world *world = world_open(&two_to_two);
+	struct ws_error err = {0};
+	pthread_t thread;
+	uint64_t start = clock_ns();
+
+	ck_assert_int_eq(pthread_create(&thread, NULL, cancel_main, world->trainer[1].trainer), 0);
+	ck_fails(ws_trainer_push(world->trainer[1].trainer, 1, 60000, NULL, &err), -ECANCELED, err);
+	ck_assert_uint_lt(clock_ns() - start, UINT64_C(6000000000));
+	pthread_join(thread, NULL);
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *faults = suite_create("update_fault");
@@ -83,5 +220,16 @@ Suite *suite(void)
 			    (int)ARRAY_SIZE(bad_writes));
 	tcase_set_timeout(writes, 90);
 	suite_add_tcase(faults, writes);
+	TCase *members = tcase_create("members");
+	tcase_add_loop_test(members, an_engine_that_never_steps_is_dropped_and_named_and_comes_back,
+			    0, 2);
+	tcase_add_loop_test(members, a_failed_reload_poisons_only_its_replica_which_comes_back, 0,
+			    2);
+	tcase_add_test(members,
+		       a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_version);
+	tcase_add_test(members, a_push_that_others_dont_join_ends_at_its_deadline);
+	tcase_add_test(members, cancel_ends_a_blocked_push_at_once);
+	tcase_set_timeout(members, 90);
+	suite_add_tcase(faults, members);
 	return faults;
 }

@@ -58,6 +58,13 @@ static void check_safe(const struct world *world)
 	}
 }
 
+/* What a rank's beats repeat at any time. */
+static void beat(struct rank *rank)
+{
+	rank->said = rank->version.state;
+	rank->said_attempt = rank->version.said_attempt;
+}
+
 static void take_actions(struct world *world, struct rank *rank)
 {
 	for (uint32_t i = 0; i < rank->todo.count; i++) {
@@ -84,8 +91,7 @@ static void take_actions(struct world *world, struct rank *rank)
 			rank->armed = false;
 			break;
 		case ACT_SAY:
-			rank->said = rank->version.state;
-			rank->said_attempt = rank->version.attempt;
+			beat(rank);
 			break;
 		case ACT_READY:
 			ck_assert(rank->armed && rank->said == RANK_READY);
@@ -149,6 +155,7 @@ static void run_hook(struct world *world, struct rank *rank, int rc)
 
 static void hear(struct world *world, struct rank *rank)
 {
+	beat(rank);
 	version_word(&rank->version, world->word, world->attempt, world->number, NULL, &rank->todo);
 	take_actions(world, rank);
 }
@@ -302,6 +309,8 @@ START_TEST(any_schedule_of_faults_never_serves_torn_or_mixed_weights)
 	for (int step = 0; step < 400; step++) {
 		struct rank *rank = &world->rank[dice(world, RANKS)];
 		struct ws_error why = {.code = -EPROTO, .text = "fence broken"};
+		for (int i = 0; i < RANKS; i++)
+			beat(&world->rank[i]);
 		switch (dice(world, 16)) {
 		case 0:
 		case 1:

@@ -316,6 +316,7 @@ static void joined_step(struct ws_trainer *trainer)
 	if (!push->over_heard && member_attempt_over(trainer->member, push->attempt, &why)) {
 		push->over_heard = true;
 		push->why = why;
+		report_replicas(trainer);
 		if (trainer->engine != NULL)
 			engine_end(trainer->engine);
 	}

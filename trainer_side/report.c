@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a push's time and bytes went, and which replicas serve what. */
 #include <stdio.h>
+#include <string.h>
 
 #include "trainer_side/report.h"
 
@@ -46,6 +47,20 @@ static void report_nics(struct ws_trainer *trainer, struct ws_report *report)
 	}
 }
 
+void report_replicas(struct ws_trainer *trainer)
+{
+	struct ws_report *report = &trainer->push.report;
+	struct wire *wire = &trainer->wire;
+
+	report->replica_count = 0;
+	if (wire->views == NULL)
+		return;
+	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	report->replica_count = MIN(count, WS_REPORT_REPLICAS_MAX);
+	for (uint32_t i = 0; i < report->replica_count; i++)
+		replica_report(trainer, &wire->views[i], &report->replicas[i]);
+}
+
 void report_end(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
@@ -56,7 +71,9 @@ void report_end(struct ws_trainer *trainer)
 
 	if (trainer->engine != NULL)
 		engine_progress(trainer->engine, &progress);
-	*report = (struct ws_report){
+	if (!push->over_heard)
+		report_replicas(trainer);
+	struct ws_report filled = {
 		.version = push->version,
 		.attempt = push->attempt,
 		.staging_high_bytes = progress.staging_high_bytes,
@@ -68,14 +85,11 @@ void report_end(struct ws_trainer *trainer)
 		.pause_ns = between(push->landed_ns, push->paused_ns),
 		.reload_ns = between(push->paused_ns, push->live ? now : 0),
 	};
+	filled.replica_count = report->replica_count;
+	memcpy(filled.replicas, report->replicas, sizeof(filled.replicas));
+	*report = filled;
 	report_nics(trainer, report);
 	if (push->landed_ns != 0 && wire->replica_count > 0)
 		snprintf(report->slowest_peer, sizeof(report->slowest_peer), "replica %u",
 			 push->last_landed);
-	if (wire->views == NULL)
-		return;
-	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
-	report->replica_count = MIN(count, WS_REPORT_REPLICAS_MAX);
-	for (uint32_t i = 0; i < report->replica_count; i++)
-		replica_report(trainer, &wire->views[i], &report->replicas[i]);
 }

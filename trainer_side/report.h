@@ -6,6 +6,8 @@
 #include "trainer_side/trainer_internal.h"
 
 void report_joined(struct ws_trainer *trainer);
+/* What the hub says of the replicas now: at the attempt's end, before a new roster forgets some. */
+void report_replicas(struct ws_trainer *trainer);
 void report_end(struct ws_trainer *trainer);
 
 #endif
