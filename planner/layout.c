@@ -344,6 +344,14 @@ static void sglang_ranks(struct mesh_text *mesh, struct ranks *ranks)
 		add_binding(ranks, "shared_tp", "dp", "attn_tp");
 }
 
+/* An engine cuts q by whole heads, which the presets' plain row splits don't say. */
+static void check_heads(struct mesh_text *mesh, const struct model *model, uint32_t attn_tp)
+{
+	int64_t heads = model_number(model, "num_attention_heads", 0);
+	if (heads > 0 && heads % attn_tp != 0)
+		fault(mesh, "%lld attention heads don't divide by %u", (long long)heads, attn_tp);
+}
+
 static const struct layout {
 	const char *name;
 	const char *keys; /* for people */
@@ -375,8 +383,13 @@ int layout_ranks(const struct model *model, const char *layout, const char *mesh
 		layouts[i].ranks(&mesh, ranks_out);
 		if (layouts[i].ranks != fsdp2_ranks)
 			rc = make_stages(&mesh, model, arena, ranks_out, err);
-		if (strcmp(layout, "vllm") == 0)
+		if (layouts[i].ranks == vllm_ranks) {
 			ranks_out->round_robin = size_of(&mesh, "round_robin", 0) == 1;
+			check_heads(&mesh, model, size_of(&mesh, "tp", 1));
+		} else if (layouts[i].ranks == sglang_ranks) {
+			check_heads(&mesh, model,
+				    MAX(size_of(&mesh, "tp", 1) / size_of(&mesh, "dp", 1), 1));
+		}
 		check_used(&mesh, layouts[i].keys);
 		if (mesh.faults == 0)
 			count_ranks(&mesh, ranks_out);
