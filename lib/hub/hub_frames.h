@@ -12,7 +12,7 @@
 #include "lib/hub/hub.h"
 
 #define HUB_PROTOCOL	     1
-#define MANIFEST_BYTES_MAX   (48u << 20) /* both and the roster fit a link body */
+#define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
 #define RULES_BYTES_MAX	     (1u << 20)
 #define READY_BODY_BYTES_MAX (4u << 20)
 

@@ -231,7 +231,6 @@ void progress_leave(struct progress *progress, uint64_t id, uint64_t incarnation
 	ws_fail(&why, -ECONNRESET, "%s left the run", name);
 	seat_lose(progress, number, &why);
 	progress->seats[number].left = true;
-	end_if_all_left(progress);
 }
 
 static void silence_check(struct progress *progress, uint32_t number)
@@ -411,6 +410,7 @@ void roster_tick(struct progress *progress)
 	for (uint32_t i = 0; i < progress_seat_count(progress); i++)
 		silence_check(progress, i);
 	wiring_tick(progress);
+	end_if_all_left(progress);
 	if (progress->roster_count == 0 &&
 	    progress->now_ns - progress->opened_ns > progress->options.join_ns) {
 		struct ws_error why = {0};
