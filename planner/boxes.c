@@ -90,6 +90,9 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 	part_side(target->piece, box, target->dtype, &raw->part.dst_offset, raw->part.dst_stride);
 	raw->bytes = box_volume(box) * ws_dtype_bytes(target->dtype);
 	shape_normalize(raw);
+	planning->plan->sent[raw->sender] += raw->bytes;
+	planning->plan->received[raw->receiver] += raw->bytes;
+	planning->plan->totals.bytes += raw->bytes;
 	if (first)
 		count_box(&planning->plan->totals, &atom->box, source->piece, target->piece);
 	return 0;

@@ -279,9 +279,6 @@ static int pairs_end(struct planning *planning, struct ws_error *err)
 		shape_pair_end(plan, &pairs[i]);
 		ops[pair->receiver] += pair->op_count;
 		ops[pair->sender] += pair->credit_count;
-		plan->sent[pair->sender] += pair->bytes;
-		plan->received[pair->receiver] += pair->bytes;
-		plan->totals.bytes += pair->bytes;
 		plan->totals.ops += pair->op_count;
 	}
 	for (uint32_t i = 0; i < plan->member_count; i++)

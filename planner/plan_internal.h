@@ -215,7 +215,7 @@ struct plan {
 	struct unit_bucket *buckets;
 	uint32_t bucket_count;
 	struct plan_totals totals;
-	uint64_t *sent, *received; /* by member */
+	uint64_t *sent, *received; /* by member: the tensors' bytes, without gaps on the wire */
 };
 
 /* What exists only while a plan is made. */
