@@ -275,8 +275,7 @@ START_TEST(bytes_are_conserved_and_buckets_in_order)
 			needed += param->form->covered_count * ws_dtype_bytes(param->dtype);
 		}
 	ck_assert_uint_eq(sent, needed);
-	ck_assert_uint_eq(plan_totals(world.all)->bytes,
-			  needed);
+	ck_assert_uint_eq(plan_totals(world.all)->bytes, needed);
 	world_close(&world);
 }
 END_TEST
