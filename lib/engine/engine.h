@@ -22,7 +22,7 @@
 #include "lib/convert/convert.h"
 #include "lib/transport/transport.h"
 
-#define ENGINE_PEERS_MAX 8192
+#define ENGINE_PEERS_MAX   8192
 #define ENGINE_REGIONS_MAX 4096
 
 /* The same for planner and engine: how many ops a copy is cut into. */
@@ -42,18 +42,20 @@ struct engine;
 struct engine_peer;
 
 struct engine_options {
-	const char *transport;          /* "fabric" */
-	const char *const *devices;     /* "tcp/127.0.0.1"; one per NIC */
+	const char *transport;	    /* "fabric" */
+	const char *const *devices; /* "tcp/127.0.0.1"; one per NIC */
 	uint32_t device_count;
-	uint64_t op_bytes;              /* multiple of 4096 */
-	uint64_t staging_bytes;         /* gather staging: blocks of op_bytes; 0 for a side that never gathers */
-	uint32_t depth;                 /* ops in flight per NIC; 0: 16 */
-	bool wire_digests;              /* hash every op and send each counter's sum */
+	uint64_t op_bytes;	/* multiple of 4096 */
+	uint64_t staging_bytes; /* gather staging: blocks of op_bytes; 0 for a side that never
+				   gathers */
+	uint32_t depth;		/* ops in flight per NIC; 0: 16 */
+	bool wire_digests;	/* hash every op and send each counter's sum */
 };
 
 /* Opens NICs, allocates and registers staging, starts the stage thread.  -ENOSPC when op_bytes
  * is above a NIC's limit, with both numbers. */
-int engine_open(struct engine **engine_out, const struct engine_options *options, struct ws_error *err);
+int engine_open(struct engine **engine_out, const struct engine_options *options,
+		struct ws_error *err);
 /* Stops the thread, closes all.  Without a fence: only for the end of the process or after one. */
 void engine_close(struct engine *engine);
 
@@ -69,7 +71,8 @@ int engine_region_add(struct engine *engine, const struct ws_memory *memory, uin
 int engine_region_renew(struct engine *engine, uint32_t region, const struct ws_memory *memory,
 			struct ws_error *err);
 void engine_region_drop(struct engine *engine, uint32_t region);
-/* All regions with their bytes and, per NIC, key and base: what a peer decodes in engine_peer_regions. */
+/* All regions with their bytes and, per NIC, key and base: what a peer decodes in
+ * engine_peer_regions. */
 void engine_regions_encode(const struct engine *engine, struct writer *out);
 
 /* ---- connections.  One engine_peer per other member, over all NICs. */
@@ -102,31 +105,33 @@ void engine_peer_abandon(struct engine *engine, struct engine_peer *peer);
 /* ---- program.c: one update's sends and receives.  Arrays are borrowed until the next
  * engine_set_program; a side may change remote_region/remote_offset between attempts. */
 struct gather_move {
-	struct move move;      /* dst is ignored; its dst_stride[] is row-major contiguous in `to` elements */
-	uint64_t wire_offset;  /* where its first byte goes in the copy; multiple of 16 */
+	struct move move;     /* dst is ignored; its dst_stride[] is row-major contiguous in `to`
+				 elements */
+	uint64_t wire_offset; /* where its first byte goes in the copy; multiple of 16 */
 };
 
 struct send {
 	struct engine_peer *peer;
-	uint64_t bytes;            /* > 0; cut into engine_op_count ops */
-	uint32_t first_op_id;      /* at the receiver, its base added */
-	const void *local;         /* NULL: gathered by moves */
+	uint64_t bytes;	      /* > 0; cut into engine_op_count ops */
+	uint32_t first_op_id; /* at the receiver, its base added */
+	const void *local;    /* NULL: gathered by moves */
 	uint32_t local_region;
-	const struct gather_move *moves; /* cover [0, bytes) but for gaps of padding below 16 bytes */
+	const struct gather_move
+		*moves; /* cover [0, bytes) but for gaps of padding below 16 bytes */
 	uint32_t move_count;
-	uint32_t remote_region;    /* index in the peer's regions */
+	uint32_t remote_region; /* index in the peer's regions */
 	uint64_t remote_offset;
-	uint32_t credit_op_id;     /* my op id that must have arrived first; UINT32_MAX: none */
-	uint32_t counter;          /* index in digests: which sum its ops add to; ignored without */
+	uint32_t credit_op_id; /* my op id that must have arrived first; UINT32_MAX: none */
+	uint32_t counter;      /* index in digests: which sum its ops add to; ignored without */
 };
 
 /* With wire_digests: the sum of xxh3_64(op bytes, seed = op id) over the data ops of one counter
  * of a receiver, sent as one 8-byte op when all its sends were hashed. */
 struct send_digest {
 	struct engine_peer *peer;
-	uint32_t send_count;       /* how many sends feed it */
-	uint32_t op_id;            /* at the receiver */
-	uint32_t remote_receive;   /* receive index there: lands at byte 8 * that, in its region 0 */
+	uint32_t send_count;	 /* how many sends feed it */
+	uint32_t op_id;		 /* at the receiver */
+	uint32_t remote_receive; /* receive index there: lands at byte 8 * that, in its region 0 */
 };
 
 /* Where a counter's ops land, for digests: first_op_id.. in this memory. */
@@ -137,26 +142,26 @@ struct span {
 };
 
 struct receive {
-	struct engine_peer *peer;       /* the sender */
-	uint32_t op_count;              /* the counter's threshold; the digest's op included */
-	const struct span *spans;       /* of its data ops */
+	struct engine_peer *peer; /* the sender */
+	uint32_t op_count;	  /* the counter's threshold; the digest's op included */
+	const struct span *spans; /* of its data ops */
 	uint32_t span_count;
-	uint32_t digest_op_id;          /* UINT32_MAX: no digest */
-	const struct move *moves;       /* scatter, when all is there; may be none */
+	uint32_t digest_op_id;	  /* UINT32_MAX: no digest */
+	const struct move *moves; /* scatter, when all is there; may be none */
 	uint32_t move_count;
-	uint32_t credit_op_id;          /* the peer's op id to write back then; UINT32_MAX: none */
-	uint32_t tag;                   /* the side's: comes back in events (which bucket) */
+	uint32_t credit_op_id; /* the peer's op id to write back then; UINT32_MAX: none */
+	uint32_t tag;	       /* the side's: comes back in events (which bucket) */
 };
 
 /* Which op ids (mine, as a receiver) feed which counter: receive index, or CREDIT. */
 struct op_range {
-	uint32_t first_op_id, count;    /* ascending, without overlap */
-	uint32_t receive;               /* index in receives, or OP_IS_CREDIT */
+	uint32_t first_op_id, count; /* ascending, without overlap */
+	uint32_t receive;	     /* index in receives, or OP_IS_CREDIT */
 };
 #define OP_IS_CREDIT UINT32_MAX
 
 struct engine_program {
-	const struct send *sends;       /* in the order to process; per peer this order holds */
+	const struct send *sends; /* in the order to process; per peer this order holds */
 	uint32_t send_count;
 	const struct send_digest *digests; /* with wire_digests; else 0 */
 	uint32_t digest_count;
@@ -164,14 +169,15 @@ struct engine_program {
 	uint32_t receive_count;
 	const struct op_range *ranges;
 	uint32_t range_count;
-	uint32_t op_id_count;           /* op ids are below it */
+	uint32_t op_id_count; /* op ids are below it */
 };
 
 /* Sizes everything that an attempt needs.  Before any attempt or between two. */
-int engine_set_program(struct engine *engine, const struct engine_program *program, struct ws_error *err);
+int engine_set_program(struct engine *engine, const struct engine_program *program,
+		       struct ws_error *err);
 
-/* Begins an attempt: bitmap and counters cleared; my memory may be written from now on.  Immediates of
- * this attempt count; of any other: ENGINE_STRAY. */
+/* Begins an attempt: bitmap and counters cleared; my memory may be written from now on.  Immediates
+ * of this attempt count; of any other: ENGINE_STRAY. */
 int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err);
 /* The peer said ready for this attempt: sends to it may start. */
 void engine_peer_ready(struct engine *engine, struct engine_peer *peer);
@@ -180,18 +186,19 @@ void engine_end(struct engine *engine);
 
 enum engine_event_kind {
 	ENGINE_RECEIVE_DONE = 1, /* counter reached, digest right, scattered: receive index */
-	ENGINE_SENDS_DONE,       /* every send's ops were SENT: parameters may change as far as I am concerned */
-	ENGINE_OP_FAILED,        /* a FAILED op: peer, nic, status, op id at the receiver */
-	ENGINE_STRAY,            /* an immediate of another attempt, repeated, or unknown */
-	ENGINE_DIGEST_WRONG,     /* receive index, got, want */
-	ENGINE_NIC_LOST          /* nic, status */
+	ENGINE_SENDS_DONE,	 /* every send's ops were SENT: parameters may change as far as I am
+				    concerned */
+	ENGINE_OP_FAILED,	 /* a FAILED op: peer, nic, status, op id at the receiver */
+	ENGINE_STRAY,		 /* an immediate of another attempt, repeated, or unknown */
+	ENGINE_DIGEST_WRONG,	 /* receive index, got, want */
+	ENGINE_NIC_LOST		 /* nic, status */
 };
 
 enum stray_kind { STRAY_STALE, STRAY_DUPLICATE, STRAY_UNKNOWN, STRAY_NO_ATTEMPT };
 
 struct engine_event {
 	enum engine_event_kind kind;
-	struct engine_peer *peer;  /* where known, or NULL */
+	struct engine_peer *peer; /* where known, or NULL */
 	uint32_t nic;
 	int status;
 	uint32_t op_id;
@@ -215,12 +222,13 @@ int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *mu
 struct engine_progress {
 	uint32_t sends_done, send_count, receives_done, receive_count;
 	uint64_t bytes_sent, bytes_received;
-	uint64_t staging_high_bytes;     /* most staging in use at once */
-	uint64_t gather_ns, post_ns;     /* stage thread's time; first post to last SENT */
+	uint64_t staging_high_bytes; /* most staging in use at once */
+	uint64_t gather_ns, post_ns; /* stage thread's time; first post to last SENT */
 	uint64_t first_imm_ns, last_imm_ns;
 };
 void engine_progress(const struct engine *engine, struct engine_progress *progress_out);
 /* A receive that isn't complete: how many ops of it are missing, and the first missing op id. */
-uint32_t engine_receive_missing(const struct engine *engine, uint32_t receive, uint32_t *first_op_id_out);
+uint32_t engine_receive_missing(const struct engine *engine, uint32_t receive,
+				uint32_t *first_op_id_out);
 
 #endif

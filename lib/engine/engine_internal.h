@@ -14,7 +14,6 @@
 #define ENGINE_INTERNAL_H
 
 #include <pthread.h>
-#include <stdalign.h>
 #include <stdatomic.h>
 
 #include "lib/engine/engine.h"
@@ -108,21 +107,24 @@ struct stage_result {
 	uint64_t ns;
 };
 
+/* One end of a ring, apart from what the other thread writes. */
+struct ring_end {
+	_Atomic uint32_t at; /* counts up and wraps; modulo STAGE_ROOM it is an index */
+	uint8_t apart[60];
+};
+
 /* Two single-producer rings; requests never outnumber STAGE_ROOM, so results always fit. */
 struct stage {
 	struct engine *engine; /* borrowed; what a request names is constant during an attempt */
 	pthread_t thread;
-	bool started;
 	int wake_fd, done_fd;	 /* eventfds: work for the thread; results for the engine */
 	_Atomic uint32_t serial; /* of the attempt whose requests are to be done */
+	bool started;
 	_Atomic bool stop;
 	_Atomic bool wake_told, done_told; /* the eventfd was written since its reader looked */
 	bool done_owed;			   /* told, but the write had not come when I read */
 	uint32_t outstanding;		   /* engine's side only */
-	alignas(64) _Atomic uint32_t request_head;
-	alignas(64) _Atomic uint32_t request_tail;
-	alignas(64) _Atomic uint32_t result_head;
-	alignas(64) _Atomic uint32_t result_tail;
+	struct ring_end request_head, request_tail, result_head, result_tail;
 	struct stage_request requests[STAGE_ROOM];
 	struct stage_result results[STAGE_ROOM];
 };
@@ -283,43 +285,39 @@ void program_block_free(struct engine *engine, uint32_t block);
 
 /* -------------------------------------------------------------------------- engine */
 struct engine {
-	uint32_t nic_count;
 	struct engine_nic nics[NICS_MAX];
 	uint64_t op_bytes;
-	bool wire_digests;
 	uint64_t spin_ns;
+	uint32_t nic_count;
+	bool wire_digests;
 
-	struct region **regions; /* owned */
-	uint32_t region_count, region_room;
-	struct ws_memory own; /* owned; region 0 */
-
-	struct engine_peer **peers; /* owned */
-	uint32_t peer_count, peer_room;
-	uint32_t peer_ordinal;
 	bool fencing;
-
-	struct op_slot *slots; /* owned */
-	uint32_t slot_count, slot_free;
-
-	struct block *blocks; /* owned */
-	uint32_t block_count, block_free, blocks_used;
-
-	struct stage *stage; /* owned */
-	struct imm imm;
-	struct program program;
-	uint32_t serial; /* of attempts, mine: +1 at each arm and each end */
-	struct engine_progress progress;
-
-	struct engine_event events[EVENT_ROOM];
-	uint32_t event_head, event_tail;
+	bool refused; /* in this step a NIC took nothing for some rail: ask again soon */
+	bool moved;   /* the last step did something */
+	uint64_t moved_ns;
+	uint64_t now_ns;     /* of this step */
+	uint32_t idle_count; /* waits since anything moved */
 	uint32_t step;	     /* counts calls of engine_step, from 1 */
 	uint32_t rail_limit; /* ops in flight of one rail, for this step: a peer that stands
 			      * still must not take a NIC's whole depth */
-	uint64_t now_ns;     /* of this step */
-	bool refused;	     /* in this step a NIC took nothing for some rail: ask again soon */
-	bool moved;	     /* the last step did something */
-	uint64_t moved_ns;
-	uint32_t idle_count; /* waits since */
+	uint32_t serial;     /* of attempts, mine: +1 at each arm and each end */
+
+	struct region **regions;    /* owned */
+	struct ws_memory own;	    /* owned; region 0 */
+	struct engine_peer **peers; /* owned */
+	struct op_slot *slots;	    /* owned */
+	struct block *blocks;	    /* owned */
+	struct stage *stage;	    /* owned */
+	uint32_t region_count, region_room;
+	uint32_t peer_count, peer_room, peer_ordinal;
+	uint32_t slot_count, slot_free;
+	uint32_t block_count, block_free, blocks_used;
+
+	uint32_t event_head, event_tail;
+	struct engine_event events[EVENT_ROOM];
+	struct imm imm;
+	struct program program;
+	struct engine_progress progress;
 };
 
 static inline uint32_t engine_event_room(const struct engine *engine)

@@ -66,8 +66,8 @@ static int peer_room_make(struct engine *engine, struct ws_error *err)
 	if (engine->peer_count == ENGINE_PEERS_MAX)
 		return ws_fail(err, -ENOSPC, "all %d peers are in use", ENGINE_PEERS_MAX);
 	uint32_t room = engine->peer_room == 0 ? 16 : 2 * engine->peer_room;
-	void *grown = mem_grow(engine->peers, engine->peer_room * sizeof(*engine->peers),
-			       room * sizeof(*engine->peers));
+	void *grown = mem_grow(engine->peers, engine->peer_room * sizeof(struct engine_peer *),
+			       room * sizeof(struct engine_peer *));
 	if (grown == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a table of %u peers", room);
 	engine->peers = grown;
@@ -107,7 +107,7 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 	struct engine_peer *peer = NULL;
 	*peer_out = NULL;
 	int rc = peer_add(engine, name, &peer, err);
-	if (rc != 0)
+	if (rc != 0 || peer == NULL)
 		return rc;
 	write_u32(address_out, peer->ordinal);
 	write_u32(address_out, engine->nic_count);

@@ -60,8 +60,8 @@ static int place_make(struct engine *engine, uint32_t *place_out, struct ws_erro
 	if (place == engine->region_room) {
 		uint32_t room = engine->region_room + 16;
 		void *grown =
-			mem_grow(engine->regions, engine->region_room * sizeof(*engine->regions),
-				 room * sizeof(*engine->regions));
+			mem_grow(engine->regions, engine->region_room * sizeof(struct region *),
+				 room * sizeof(struct region *));
 		if (grown == NULL)
 			return ws_fail(err, -ENOMEM, "no memory for a table of %u regions", room);
 		engine->regions = grown;

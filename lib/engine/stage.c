@@ -99,19 +99,20 @@ static void *stage_main(void *arg)
 	mem_forbid();
 	/* Ends by stop; sleeps in read() while there is nothing to do. */
 	while (!atomic_load_explicit(&stage->stop, memory_order_acquire)) {
-		uint32_t head = atomic_load_explicit(&stage->request_head, memory_order_relaxed);
-		uint32_t tail = atomic_load_explicit(&stage->request_tail, memory_order_acquire);
+		uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
+		uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
 		if (head == tail) {
 			eventfd_clear(stage->wake_fd);
 			atomic_exchange_explicit(&stage->wake_told, false, memory_order_acq_rel);
 			continue;
 		}
 		uint32_t result_tail =
-			atomic_load_explicit(&stage->result_tail, memory_order_relaxed);
+			atomic_load_explicit(&stage->result_tail.at, memory_order_relaxed);
 		do_request(stage, &stage->requests[head % STAGE_ROOM],
 			   &stage->results[result_tail % STAGE_ROOM]);
-		atomic_store_explicit(&stage->request_head, head + 1, memory_order_release);
-		atomic_store_explicit(&stage->result_tail, result_tail + 1, memory_order_release);
+		atomic_store_explicit(&stage->request_head.at, head + 1, memory_order_release);
+		atomic_store_explicit(&stage->result_tail.at, result_tail + 1,
+				      memory_order_release);
 		eventfd_tell(stage->done_fd, &stage->done_told);
 	}
 	mem_allow();
@@ -122,20 +123,20 @@ static void *stage_main(void *arg)
 
 void stage_put(struct stage *stage, const struct stage_request *request)
 {
-	uint32_t tail = atomic_load_explicit(&stage->request_tail, memory_order_relaxed);
+	uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_relaxed);
 	stage->requests[tail % STAGE_ROOM] = *request;
-	atomic_store_explicit(&stage->request_tail, tail + 1, memory_order_release);
+	atomic_store_explicit(&stage->request_tail.at, tail + 1, memory_order_release);
 	stage->outstanding++;
 	eventfd_tell(stage->wake_fd, &stage->wake_told);
 }
 
 bool stage_take(struct stage *stage, struct stage_result *result_out)
 {
-	uint32_t head = atomic_load_explicit(&stage->result_head, memory_order_relaxed);
-	if (head == atomic_load_explicit(&stage->result_tail, memory_order_acquire))
+	uint32_t head = atomic_load_explicit(&stage->result_head.at, memory_order_relaxed);
+	if (head == atomic_load_explicit(&stage->result_tail.at, memory_order_acquire))
 		return false;
 	*result_out = stage->results[head % STAGE_ROOM];
-	atomic_store_explicit(&stage->result_head, head + 1, memory_order_release);
+	atomic_store_explicit(&stage->result_head.at, head + 1, memory_order_release);
 	stage->outstanding--;
 	return true;
 }
@@ -153,8 +154,8 @@ void stage_cancel(struct stage *stage, uint32_t serial)
 	atomic_store_explicit(&stage->serial, serial, memory_order_relaxed);
 	/* Bounded: what is queued is dropped at once, and a piece is one op or one move. */
 	for (;;) {
-		uint32_t head = atomic_load_explicit(&stage->result_head, memory_order_relaxed);
-		uint32_t tail = atomic_load_explicit(&stage->result_tail, memory_order_acquire);
+		uint32_t head = atomic_load_explicit(&stage->result_head.at, memory_order_relaxed);
+		uint32_t tail = atomic_load_explicit(&stage->result_tail.at, memory_order_acquire);
 		if (tail - head == stage->outstanding)
 			return;
 		struct pollfd fd = {.fd = stage->done_fd, .events = POLLIN};
