@@ -26,6 +26,14 @@ static bool everybody_is_over(const struct world *world, const void *arg)
 	return true;
 }
 
+static bool all_are_wired_or_over(const struct world *world, const void *arg)
+{
+	for (uint32_t i = 0; i < world->count; i++)
+		if (world->actor[i].is_over)
+			return true;
+	return all_are_wired(world, arg);
+}
+
 static void names(const struct ws_error *err, const char *part)
 {
 	ck_assert_msg(strstr(err->text, part) != NULL, "'%s' isn't in: %s", part, err->text);
@@ -397,6 +405,27 @@ START_TEST(every_failed_allocation_of_opening_is_clean)
 }
 END_TEST
 
+/* The nth allocation of hub and members together fails: the run goes on, or ends by a sentence. */
+START_TEST(a_failed_allocation_delays_or_is_named)
+{
+	struct world world;
+	uint64_t before = mem_live_count();
+	world_open(&world, 1, 1, 2, &(struct hub_options){.min_replicas = 1});
+	mem_fail_nth(2 * _i);
+	ck_assert(world_run(&world, all_are_wired_or_over, NULL));
+	bool over = false;
+	for (uint32_t i = 0; i < world.count; i++) {
+		over = over || world.actor[i].is_over;
+		ck_assert(!world.actor[i].is_over || world.actor[i].over.code == -ENOMEM);
+	}
+	if (!over)
+		push_ok(&world, 1);
+	mem_fail_nth(-1);
+	world_close(&world);
+	ck_assert_uint_eq(mem_live_count(), before);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *hub = suite_create("hub");
@@ -421,6 +450,7 @@ Suite *suite(void)
 	tcase_add_loop_test(ends, a_normal_end_is_told_from_a_hub_that_goes, 0, 3);
 	tcase_add_test(ends, a_plan_that_cannot_be_ends_the_run_for_all);
 	tcase_add_test(ends, every_failed_allocation_of_opening_is_clean);
+	tcase_add_loop_test(ends, a_failed_allocation_delays_or_is_named, 0, 16);
 	suite_add_tcase(hub, good);
 	suite_add_tcase(hub, refused);
 	suite_add_tcase(hub, ends);

@@ -23,7 +23,7 @@ struct actor {
 	bool no_step;	    /* rollout: its engine never calls step: stays where it is */
 	bool mute;	    /* trainer: joins, but writes nothing */
 	bool keeps_dropped; /* doesn't join again by itself */
-	bool inplace, bad_reload;
+	bool inplace, bad_reload, cannot_wire;
 
 	/* what it has seen */
 	uint64_t generation;

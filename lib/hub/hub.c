@@ -89,6 +89,19 @@ static int manifest_check(struct hub *hub, const struct join *join, struct ws_er
 	return 0;
 }
 
+/* A member of mine that has seen a newer hub won't hear me any more. */
+static void newer_hear(struct hub *hub, const struct frame *frame)
+{
+	struct progress *progress = &hub->progress;
+	uint32_t number = progress_seat(progress, frame->member);
+	struct ws_error err;
+	if (frame->hub_incarnation <= progress->options.incarnation || number == UINT32_MAX ||
+	    progress->seats[number].joined != frame->incarnation)
+		return;
+	ws_fail(&err, -ESTALE, "members have seen a newer hub of this run than this one");
+	progress_end(progress, &err);
+}
+
 /* Only what the counts allow may become a side's first manifest. */
 static void join_hear(struct hub *hub, const struct frame *frame, uint64_t now_ns)
 {
@@ -120,6 +133,7 @@ static void join_hear(struct hub *hub, const struct frame *frame, uint64_t now_n
 	}
 	switch (progress_join(&hub->progress, &join, frame->incarnation, now_ns, &number, &err)) {
 	case JOIN_TAKEN:
+		newer_hear(hub, frame);
 		if (!hub_io_grow(hub))
 			return;
 		hub->io[number].route = frame->route;
@@ -141,6 +155,7 @@ static void beat_hear(struct hub *hub, const struct frame *frame, uint64_t now_n
 {
 	struct beat_up beat;
 	struct progress *progress = &hub->progress;
+	newer_hear(hub, frame);
 	if (frame->hub_incarnation != progress->options.incarnation) {
 		hub_send_hello(hub, frame, false);
 		return;
@@ -222,11 +237,6 @@ static void pair_hear(struct hub *hub, const struct frame *frame)
 static void hub_hear(struct hub *hub, const struct frame *frame, uint64_t now_ns)
 {
 	bool is_ended = hub->progress.is_ended;
-	if (frame->hub_incarnation > hub->progress.options.incarnation && !is_ended) {
-		struct ws_error err;
-		ws_fail(&err, -ESTALE, "members have seen a newer hub of this run than this one");
-		progress_end(&hub->progress, &err);
-	}
 	switch ((enum hub_frame)frame->kind) {
 	case FRAME_JOIN:
 	case FRAME_BEAT_UP:
@@ -328,8 +338,10 @@ static void *hub_thread(void *arg)
 {
 	struct hub *hub = arg;
 	while (!atomic_load(&hub->stop)) { /* ends with hub_close */
-		uint64_t turn_ns = MIN(TURN_NS, hub->progress.options.lost_ns / 8);
-		link_wait(hub->link, hub->wake_fd, clock_ns() + turn_ns);
+		uint64_t until_ns = clock_ns() + MIN(TURN_NS, hub->progress.options.lost_ns / 8);
+		if (hub->progress.changed)
+			until_ns = hub->said_ns + SAY_GAP_NS;
+		link_wait(hub->link, hub->wake_fd, until_ns);
 		frames_hear(hub);
 		uint64_t now_ns = clock_ns();
 		progress_tick(&hub->progress, now_ns);

@@ -10,16 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static struct seat *rank_seat(const struct progress *progress, uint32_t index, uint32_t rank)
-{
-	return &progress->seats[replica_seat(progress, index, rank)];
-}
-
 /* AT: heard in the replica's attempt in that state or beyond it. */
-static bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
-		       enum rank_state state)
+bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
+		enum rank_state state)
 {
-	const struct seat *seat = rank_seat(progress, index, rank);
+	const struct seat *seat = replica_rank(progress, index, rank);
 	return seat_is_in(seat) && seat->up.attempt == progress->replicas[index].attempt &&
 	       seat->up.state >= state && seat->up.state != RANK_BAD;
 }
@@ -34,7 +29,7 @@ static bool all_are_at(const struct progress *progress, uint32_t index, enum ran
 
 bool replica_is_in(const struct progress *progress, uint32_t index)
 {
-	return rank_seat(progress, index, 0)->in != 0;
+	return replica_rank(progress, index, 0)->in != 0;
 }
 
 /* CALM: not in the middle of an attempt. */
@@ -45,8 +40,10 @@ static bool seat_is_calm(const struct seat *seat)
 
 bool replica_is_joinable(const struct progress *progress, uint32_t index)
 {
+	if (progress->now_ns < progress->replicas[index].retry_ns)
+		return false;
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		const struct seat *seat = rank_seat(progress, index, rank);
+		const struct seat *seat = replica_rank(progress, index, rank);
 		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat_is_calm(seat))
 			return false;
 	}
@@ -56,7 +53,7 @@ bool replica_is_joinable(const struct progress *progress, uint32_t index)
 void replica_admit(struct progress *progress, uint32_t index)
 {
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		struct seat *seat = rank_seat(progress, index, rank);
+		struct seat *seat = replica_rank(progress, index, rank);
 		seat->in = seat->joined;
 	}
 	struct replica *replica = &progress->replicas[index];
@@ -98,7 +95,7 @@ void replica_drop(struct progress *progress, uint32_t index, const struct ws_err
 	struct replica *replica = &progress->replicas[index];
 	bool was_in = replica_is_in(progress, index);
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		struct seat *seat = rank_seat(progress, index, rank);
+		struct seat *seat = replica_rank(progress, index, rank);
 		if (seat->in != 0) {
 			seat->out = MAX(seat->out, seat->in);
 			seat->out_error = *why;
@@ -180,7 +177,7 @@ bool trainer_waits(const struct seat *seat)
 	return seat_is_in(seat) && seat->up.want != 0 && seat->up.want_attempt == 0;
 }
 
-static bool all_trainers_joined(const struct progress *progress)
+bool all_trainers_joined(const struct progress *progress)
 {
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
 		const struct seat *seat = &progress->seats[i];
@@ -188,166 +185,6 @@ static bool all_trainers_joined(const struct progress *progress)
 			return false;
 	}
 	return true;
-}
-
-/* FAILURE_OP about a member: its replica goes, or with a trainer the attempt. */
-static void failure_about(struct progress *progress, uint64_t id, const struct ws_error *why)
-{
-	uint32_t number = progress_seat(progress, id), trainers = progress->options.trainer_count;
-	if (number == UINT32_MAX || number < trainers) {
-		attempt_abort(progress, why);
-		return;
-	}
-	uint32_t index = (number - trainers) / progress->options.replica_ranks;
-	enum replica_word word = progress->replicas[index].word;
-	/* Once it has committed every byte was there: a late FAILED only asks for a new wiring. */
-	if (word == WORD_COMMIT || word == WORD_RESUME ||
-	    (word == WORD_NONE && progress->replicas[index].went_live))
-		progress->rewire = true;
-	else
-		replica_drop(progress, index, why);
-}
-
-void failure_hear(struct progress *progress, uint32_t number)
-{
-	struct seat *seat = &progress->seats[number];
-	const struct beat_up *up = &seat->up;
-	struct ws_error why = up->failure;
-	char name[MEMBER_NAME_BYTES];
-	member_name(seat->id, name);
-	ws_fail_in(&why, why.code == 0 ? -EIO : why.code, "%s", name);
-	progress->changed = true;
-	if (up->failure_kind == FAILURE_PLAN) {
-		progress_end(progress, &why);
-		return;
-	}
-	if (seat->in == 0)
-		return;
-	if (up->failure_kind == FAILURE_POISONED) {
-		seat_lose(progress, number, &why);
-		return;
-	}
-	if (up->failure_attempt == 0) {
-		/* While wiring: the first one can't go on; later ones go on without the failing
-		 * member. */
-		if (progress->wired || up->generation != progress->generation)
-			return;
-		if (progress->attempt == 0 && progress->attempt_heard == 0)
-			progress_end(progress, &why);
-		else
-			seat_lose(progress, number, &why);
-		return;
-	}
-	if (up->failure_attempt != progress->attempt)
-		return;
-	if (!attempt_is_open(progress)) {
-		/* Late, nothing torn; but some connection is broken. */
-		if (progress->wired)
-			progress->rewire = true;
-		return;
-	}
-	if (up->failure_kind == FAILURE_OP && up->failure_about != 0)
-		failure_about(progress, up->failure_about, &why);
-	else
-		attempt_abort(progress, &why);
-}
-
-void step_text(const struct progress *progress, const struct seat *seat, char text_out[80])
-{
-	uint64_t age_ms = seat->up.step_age_ms;
-	text_out[0] = '\0';
-	if (member_id_role(seat->id) != ROLE_ROLLOUT || !seat->heard)
-		return;
-	if (age_ms == UINT64_MAX) {
-		snprintf(text_out, 80, "; it has never called ws_rollout_step");
-		return;
-	}
-	age_ms += (progress->now_ns - seat->heard_ns) / 1000000u;
-	if (age_ms > 1000 && age_ms > progress->options.phase_ns / 2000000u)
-		snprintf(text_out, 80, "; it hasn't called ws_rollout_step for %llu s",
-			 (unsigned long long)age_ms / 1000);
-}
-
-/* A trainer that has joined but stopped sending is to blame before the rank that waits for it. */
-static bool sender_late(struct progress *progress, const struct seat *rank)
-{
-	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
-		const struct seat *seat = &progress->seats[i];
-		struct ws_error why;
-		char name[MEMBER_NAME_BYTES], about[MEMBER_NAME_BYTES];
-		if (!seat_is_in(seat) || seat->up.sent >= progress->attempt ||
-		    progress->now_ns - seat->moved_ns <= progress->options.phase_ns)
-			continue;
-		member_name(seat->id, name);
-		member_name(rank->id, about);
-		ws_fail(&why, -ETIMEDOUT,
-			"%s hasn't sent all of version %llu and stands still for %.1f s; %s waits%s%s",
-			name, (unsigned long long)progress->version,
-			(double)(progress->now_ns - seat->moved_ns) / 1e9, about,
-			rank->up.waits[0] != 0 ? ": it " : "", rank->up.waits);
-		attempt_abort(progress, &why);
-		return true;
-	}
-	return false;
-}
-
-/* Deadlines: a rank that doesn't come to the state its word asks for takes its replica out. */
-static void replica_late(struct progress *progress, uint32_t index, enum rank_state want)
-{
-	const struct replica *replica = &progress->replicas[index];
-	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		struct seat *seat = rank_seat(progress, index, rank);
-		enum rank_state next = want;
-		if (rank_is_at(progress, index, rank, want))
-			continue;
-		uint64_t since = MAX(replica->word_ns, seat->moved_ns);
-		if (want == RANK_LANDED && !rank_is_at(progress, index, rank, RANK_READY))
-			next = RANK_READY;
-		else if (want == RANK_LANDED && !all_trainers_joined(progress))
-			continue; /* the trainers' own deadline */
-		if (progress->now_ns - since <= progress->options.phase_ns)
-			continue;
-		if (next == RANK_LANDED && sender_late(progress, seat))
-			return;
-		struct ws_error why;
-		char name[MEMBER_NAME_BYTES], step[80];
-		const char *waits = next == RANK_LANDED ? seat->up.waits : "";
-		member_name(seat->id, name);
-		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s%s%s", name,
-			rank_state_name(next), (unsigned long long)progress->version,
-			(double)(progress->now_ns - since) / 1e9, waits[0] != 0 ? "; it " : "",
-			waits, step);
-		replica_drop(progress, index, &why);
-		return;
-	}
-}
-
-/* A rank that is poisoned, or that gave up what its replica has committed, ends the replica. */
-static bool replica_broken(struct progress *progress, uint32_t index)
-{
-	const struct replica *replica = &progress->replicas[index];
-	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		const struct seat *seat = rank_seat(progress, index, rank);
-		bool bad = seat_is_in(seat) && seat->up.state == RANK_BAD;
-		bool gone = replica->word == WORD_COMMIT && seat_is_in(seat) &&
-			    seat->up.state == RANK_IDLE;
-		struct ws_error why;
-		char name[MEMBER_NAME_BYTES];
-		if (!bad && !gone)
-			continue;
-		member_name(seat->id, name);
-		if (bad)
-			ws_fail(&why, -EIO,
-				"%s is poisoned: its reload failed or its memory was written to",
-				name);
-		else
-			ws_fail(&why, -EIO, "%s gave up an attempt that its replica had committed",
-				name);
-		replica_drop(progress, index, &why);
-		return true;
-	}
-	return false;
 }
 
 static bool barrier_holds(const struct progress *progress)
@@ -390,6 +227,7 @@ static void replica_tick(struct progress *progress, uint32_t index)
 	case WORD_COMMIT:
 		if (all_are_at(progress, index, RANK_LIVE)) {
 			replica->went_live = true;
+			replica->wiring_fails = 0;
 			word_set(progress, index, WORD_RESUME);
 		} else {
 			replica_late(progress, index, RANK_LIVE);
@@ -479,7 +317,7 @@ static void replica_decide(struct progress *progress, uint32_t index)
 	bool committed = false;
 	uint64_t attempt = 0;
 	for (uint32_t rank = 0; rank < ranks; rank++) {
-		const struct seat *seat = rank_seat(progress, index, rank);
+		const struct seat *seat = replica_rank(progress, index, rank);
 		if (!seat_is_heard(seat) || seat->joined <= seat->out)
 			continue;
 		heard++;
@@ -504,7 +342,7 @@ static void replica_decide(struct progress *progress, uint32_t index)
 	progress->attempt_heard = MAX(progress->attempt_heard, attempt);
 	for (uint32_t rank = 0; rank < ranks; rank++)
 		committed = committed || rank_is_at(progress, index, rank, RANK_COMMITTED) ||
-			    rank_seat(progress, index, rank)->up.state == RANK_BAD;
+			    replica_rank(progress, index, rank)->up.state == RANK_BAD;
 	ws_fail(&replica->error, -ECONNRESET, "the hub was restarted in attempt %llu",
 		(unsigned long long)attempt);
 	word_set(progress, index, committed ? WORD_COMMIT : WORD_ABORT);
@@ -515,7 +353,7 @@ static void replica_decide(struct progress *progress, uint32_t index)
 static void stray_drop(struct progress *progress, uint32_t index)
 {
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
-		struct seat *seat = rank_seat(progress, index, rank);
+		struct seat *seat = replica_rank(progress, index, rank);
 		if (!seat_is_heard(seat) || seat->joined <= seat->out || seat_is_calm(seat))
 			continue;
 		ws_fail(&seat->out_error, -ECONNRESET,
@@ -547,7 +385,7 @@ static void attempt_begin(struct progress *progress, uint64_t version)
 		replica->waits_trainers = false;
 		for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++)
 			replica->waits_trainers = replica->waits_trainers ||
-						  rank_seat(progress, i, rank)->info.inplace;
+						  replica_rank(progress, i, rank)->info.inplace;
 		word_set(progress, i, replica->waits_trainers ? WORD_NONE : WORD_BEGIN);
 	}
 }

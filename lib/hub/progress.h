@@ -5,6 +5,7 @@
  *
  *   roster.c    who is there: joins, losses, wiring generations
  *   progress.c  attempts: begin .. resume, abort, drop, in doubt; one word per replica
+ *   failure.c   failures that are said, ranks that are poisoned, deadlines
  *   say.c       what a member is told: beat_down, roster, sentences
  *
  * It mirrors update_model.pml (HUBINC 1, STRICT_JOIN 1, BEGIN_RESUMES 1, DROP_RULE 1); the
@@ -46,7 +47,9 @@ struct replica {
 	bool in_attempt;	/* takes part in the attempt that is open or was last */
 	bool waits_trainers;	/* inplace: begin only when all trainers want the version */
 	bool went_live;		/* ... and all its ranks said live in it */
-	struct ws_error error;	/* why it was dropped or aborted */
+	uint32_t wiring_fails;	/* in a row: it is admitted again later each time */
+	uint64_t retry_ns;
+	struct ws_error error; /* why it was dropped or aborted */
 };
 
 struct progress_options {
@@ -127,7 +130,7 @@ uint32_t progress_roster_index(const struct progress *progress, uint32_t seat);
 /* Who is missing, or what is waited for; -EAGAIN, or 0 with an empty text. */
 int progress_waits_for(const struct progress *progress, struct ws_error *err);
 
-/* ---- shared by roster.c, progress.c and say.c */
+/* ---- shared by roster.c, progress.c, failure.c and say.c */
 static inline uint32_t replica_seat(const struct progress *progress, uint32_t replica_index,
 				    uint32_t rank)
 {
@@ -138,6 +141,11 @@ static inline bool seat_is_heard(const struct seat *seat)
 {
 	return seat->joined != 0 && seat->heard;
 }
+static inline struct seat *replica_rank(const struct progress *progress, uint32_t replica_index,
+					uint32_t rank)
+{
+	return &progress->seats[replica_seat(progress, replica_index, rank)];
+}
 /* HEARD: and it is the one in the roster. */
 static inline bool seat_is_in(const struct seat *seat)
 {
@@ -146,6 +154,8 @@ static inline bool seat_is_in(const struct seat *seat)
 struct replica *progress_replica(struct progress *progress, uint32_t id);
 bool replica_is_in(const struct progress *progress, uint32_t index);
 bool replica_is_joinable(const struct progress *progress, uint32_t index);
+/* Its rank couldn't be wired: the others must get their time between its tries. */
+void replica_put_off(struct progress *progress, uint32_t seat);
 void replica_admit(struct progress *progress, uint32_t index);
 void replica_drop(struct progress *progress, uint32_t index, const struct ws_error *why);
 void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why);
@@ -154,6 +164,14 @@ void seat_lose(struct progress *progress, uint32_t seat, const struct ws_error *
 void attempt_abort(struct progress *progress, const struct ws_error *why);
 bool attempt_is_open(const struct progress *progress);
 bool trainer_has_joined(const struct progress *progress, const struct seat *seat);
+bool all_trainers_joined(const struct progress *progress);
+/* AT: heard in the replica's attempt in that state or beyond it. */
+bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
+		enum rank_state state);
+/* A rank that is poisoned, or that gave up what its replica has committed, ends the replica. */
+bool replica_broken(struct progress *progress, uint32_t index);
+/* A rank that doesn't come to the state its word asks for in time takes its replica out. */
+void replica_late(struct progress *progress, uint32_t index, enum rank_state want);
 bool trainer_waits(const struct seat *seat);
 /* "; ws_rollout_step was called 41 s ago", for the end of a sentence about a rollout rank. */
 void step_text(const struct progress *progress, const struct seat *seat, char text_out[80]);

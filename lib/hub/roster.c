@@ -379,6 +379,7 @@ static void wiring_late(struct progress *progress)
 					  : "closed its old connections for",
 			(unsigned long long)progress->generation,
 			(double)progress->options.phase_ns / 1e9, step);
+		replica_put_off(progress, progress->roster[i]);
 		seat_lose(progress, progress->roster[i], &why);
 		return; /* its loss begins a new wiring, with a deadline of its own */
 	}
