@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "trainer_side/mailbox.h"
+#include "trainer_side/report.h"
 #include "trainer_side/trainer_internal.h"
 
 #define MEMBER_EVENTS_A_TURN 64
@@ -23,8 +24,13 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 	switch (event->kind) {
 	case MEMBER_NOTHING:
 	case MEMBER_QUIET:
+		break;
 	case MEMBER_REPLICAS:
-		break; /* looked at in each turn */
+		/* At once: a roster may follow, which knows other replicas. */
+		if (trainer->push.state == PUSH_JOINED && !trainer->push.over_heard)
+			report_replicas(trainer);
+		push_look(trainer);
+		break;
 	case MEMBER_ROSTER:
 		trainer->all_wired = false;
 		trainer_wire_roster(trainer, event);

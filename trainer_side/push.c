@@ -307,11 +307,13 @@ static void views_look(struct ws_trainer *trainer)
 		push->paused_ns = clock_ns();
 }
 
-static void joined_step(struct ws_trainer *trainer)
+void push_look(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
 	struct ws_error why = {0};
 
+	if (push->state != PUSH_JOINED)
+		return;
 	views_look(trainer);
 	if (!push->over_heard && member_attempt_over(trainer->member, push->attempt, &why)) {
 		push->over_heard = true;
@@ -461,8 +463,7 @@ void push_step(struct ws_trainer *trainer)
 	struct ws_error why;
 
 	verified_step(trainer);
-	if (push->state == PUSH_JOINED)
-		joined_step(trainer);
+	push_look(trainer);
 	if (push->state != PUSH_ASKED && push->state != PUSH_JOINED)
 		return;
 	if (atomic_load(&trainer->cancelled)) {

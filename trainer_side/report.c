@@ -52,10 +52,12 @@ void report_replicas(struct ws_trainer *trainer)
 	struct ws_report *report = &trainer->push.report;
 	struct wire *wire = &trainer->wire;
 
-	report->replica_count = 0;
 	if (wire->views == NULL)
 		return;
 	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	/* A new roster has no word on its replicas yet: what was heard before it stays. */
+	if (count == 0)
+		return;
 	report->replica_count = MIN(count, WS_REPORT_REPLICAS_MAX);
 	for (uint32_t i = 0; i < report->replica_count; i++)
 		replica_report(trainer, &wire->views[i], &report->replicas[i]);

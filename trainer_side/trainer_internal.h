@@ -180,6 +180,7 @@ void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done 
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
 /* It can't go on here, whatever the hub says: what isn't released is closed first. */
 void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
+void push_look(struct ws_trainer *trainer); /* what the hub says of the replicas, and the end */
 void push_step(struct ws_trainer *trainer); /* deadlines, replicas' states, answers */
 
 #endif
