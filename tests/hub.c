@@ -294,14 +294,20 @@ START_TEST(a_normal_end_is_told_from_a_hub_that_goes)
 	world_open(&world, 2, 1, 2, &(struct hub_options){.min_replicas = 1});
 	ck_assert(world_run(&world, all_are_wired, NULL));
 	push_ok(&world, 1);
-	if (_i == 0) { /* all trainers leave: the hub itself stays */
+	if (_i == 3) { /* the last push fails */
+		world.actor[1].mute = true;
+		actor_push(&world.actor[0], 7);
+		actor_push(&world.actor[1], 8);
+		ck_assert(world_run(&world, push_ended, NULL));
+	}
+	if (_i == 0 || _i == 3) { /* all trainers leave: the hub itself stays */
 		for (uint32_t i = 0; i < 2; i++) {
 			member_close(world.actor[i].member);
 			world.actor[i].member = NULL;
 		}
 		ck_assert(world_run(&world, everybody_is_over, NULL));
-		ck_assert_int_eq(world.actor[2].over.code, 0);
-		ck_assert_int_eq(world.actor[3].over.code, 0);
+		ck_assert_int_eq(world.actor[2].over.code, _i == 0 ? 0 : -EINVAL);
+		ck_assert_int_eq(world.actor[3].over.code, _i == 0 ? 0 : -EINVAL);
 	} else {
 		world_hub_close_beside(&world, _i == 1);
 		ck_assert(world_run(&world, everybody_is_over, NULL));
@@ -447,10 +453,10 @@ Suite *suite(void)
 	tcase_add_loop_test(refused, a_wrong_key_and_a_dead_hub_are_told_apart, 0, 2);
 	tcase_add_test(refused, who_is_missing_at_the_start_is_named);
 	tcase_add_test(refused, frames_of_nonsense_disturb_nobody);
-	tcase_add_loop_test(ends, a_normal_end_is_told_from_a_hub_that_goes, 0, 3);
+	tcase_add_loop_test(ends, a_normal_end_is_told_from_a_hub_that_goes, 0, 4);
 	tcase_add_test(ends, a_plan_that_cannot_be_ends_the_run_for_all);
 	tcase_add_test(ends, every_failed_allocation_of_opening_is_clean);
-	tcase_add_loop_test(ends, a_failed_allocation_delays_or_is_named, 0, 16);
+	tcase_add_loop_test(ends, a_failed_allocation_delays_or_is_named, 0, 12);
 	suite_add_tcase(hub, good);
 	suite_add_tcase(hub, refused);
 	suite_add_tcase(hub, ends);

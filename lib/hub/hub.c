@@ -306,20 +306,13 @@ static void failed_publish(struct hub *hub)
 static void goodbye(struct hub *hub)
 {
 	struct progress *progress = &hub->progress;
-	struct ws_error end = {.code = -ECONNRESET, .text = "the hub closed"};
+	struct ws_error end;
 	uint64_t until_ns = clock_ns() + GOODBYE_NS;
-	bool waits = true, left = false;
+	bool waits = true;
 	/* The last decision first: who still waits for it mustn't take the end for its reason. */
 	progress->changed = true;
 	hub_say(hub, clock_ns());
-	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
-		left = left || progress->seats[i].left;
-	if (attempt_is_open(progress))
-		ws_fail(&end, -ECONNRESET, "the hub closed in attempt %llu of version %llu",
-			(unsigned long long)progress->attempt,
-			(unsigned long long)progress->version);
-	else if (left && progress->roster_count > 0)
-		end = (struct ws_error){.code = 0, .text = "the run ended"};
+	progress_goodbye(progress, &end);
 	progress_end(progress, &end);
 	while (waits && clock_ns() < until_ns) {
 		hub_say_over(hub, clock_ns());

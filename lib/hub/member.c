@@ -116,10 +116,10 @@ static void time_passes(struct member *member, uint64_t now_ns)
 		double seconds = member->options.join_ms / 1e3;
 		if (!member->hub_heard)
 			ws_fail(&member->over, -ETIMEDOUT,
-				"no hub answered at '%s' within %.1f s; is it started, and is the address right?",
+				"no hub answered at '%s' within %g s; is it started, and is the address right?",
 				member->endpoint, seconds);
 		else
-			ws_fail(&member->over, -ETIMEDOUT, "the run didn't start within %.1f s: %s",
+			ws_fail(&member->over, -ETIMEDOUT, "the run didn't start within %g s: %s",
 				seconds,
 				member->down.waits.code != 0 ? member->down.waits.text
 							     : "the hub gives no reason");

@@ -262,9 +262,9 @@ static void trainers_check(struct progress *progress)
 				(unsigned long long)progress->version);
 		else if (progress->now_ns - progress->begin_ns > progress->options.phase_ns)
 			ws_fail(&why, -ETIMEDOUT,
-				"%s hasn't pushed version %llu within %.1f s of the first trainer",
+				"%s hasn't pushed version %llu within %g s of the first trainer",
 				name, (unsigned long long)progress->version,
-				(double)(progress->now_ns - progress->begin_ns) / 1e9);
+				(double)progress->options.phase_ns / 1e9);
 		else
 			continue;
 		attempt_abort(progress, &why);

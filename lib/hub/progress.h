@@ -112,6 +112,9 @@ void progress_tick(struct progress *progress, uint64_t now_ns);
 /* The run is given up with this sentence; everyone gets OVER. */
 void progress_end(struct progress *progress, const struct ws_error *error);
 
+/* With which sentence (code 0: all is well) a hub that closes now says goodbye. */
+void progress_goodbye(const struct progress *progress, struct ws_error *end_out);
+
 /* ---- say.c */
 /* Seat number of a member, or UINT32_MAX. */
 uint32_t progress_seat(const struct progress *progress, uint64_t id);

@@ -208,14 +208,36 @@ bool progress_hear(struct progress *progress, uint64_t id, uint64_t incarnation,
 	return true;
 }
 
+/* A trainer has left between attempts: that is the normal end, unless the last push failed. */
+void progress_goodbye(const struct progress *progress, struct ws_error *end_out)
+{
+	bool left = false;
+	*end_out = (struct ws_error){.code = -ECONNRESET, .text = "the hub closed"};
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
+		left = left || progress->seats[i].left;
+	if (attempt_is_open(progress)) {
+		ws_fail(end_out, -ECONNRESET, "the hub closed in attempt %llu of version %llu",
+			(unsigned long long)progress->attempt,
+			(unsigned long long)progress->version);
+	} else if (left && progress->attempt_error.code != 0) {
+		*end_out = progress->attempt_error;
+		ws_fail_in(end_out, end_out->code, "the run ended, its last push failed");
+	} else if (left && progress->roster_count > 0) {
+		*end_out = (struct ws_error){.code = 0, .text = "the run ended"};
+	}
+}
+
 /* The run has ended when every trainer has said goodbye between attempts. */
 static void end_if_all_left(struct progress *progress)
 {
+	struct ws_error end;
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
 		if (!progress->seats[i].left)
 			return;
-	if (progress->roster_count > 0 && !attempt_is_open(progress))
-		progress_end(progress, &(struct ws_error){.code = 0, .text = "the run ended"});
+	if (progress->roster_count == 0 || attempt_is_open(progress))
+		return;
+	progress_goodbye(progress, &end);
+	progress_end(progress, &end);
 }
 
 void progress_leave(struct progress *progress, uint64_t id, uint64_t incarnation, uint64_t now_ns)
@@ -373,7 +395,7 @@ static void wiring_late(struct progress *progress)
 			continue;
 		member_name(seat->id, name);
 		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s hasn't %s generation %llu within %.1f s%s", name,
+		ws_fail(&why, -ETIMEDOUT, "%s hasn't %s generation %llu within %g s%s", name,
 			seat->up.generation != progress->generation ? "taken the roster of"
 			: progress->quiet			    ? "connected to its peers of"
 					  : "closed its old connections for",
@@ -416,7 +438,7 @@ void roster_tick(struct progress *progress)
 	    progress->now_ns - progress->opened_ns > progress->options.join_ns) {
 		struct ws_error why = {0};
 		progress_waits_for(progress, &why);
-		ws_fail_in(&why, -ETIMEDOUT, "the run didn't start within %.1f s",
+		ws_fail_in(&why, -ETIMEDOUT, "the run didn't start within %g s",
 			   (double)progress->options.join_ns / 1e9);
 		progress_end(progress, &why);
 	}
