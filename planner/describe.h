@@ -193,37 +193,28 @@ struct memo_entry {
 
 struct manifest {
 	struct arena arena;
-	enum side side;
 	const char *framework, *model;
-	uint32_t world;
 	uint64_t digest;
-	struct tensor_rule *tensors;
-	uint32_t tensor_count;
-	uint32_t *tensor_bucket, *tensor_next; /* hash of names; UINT32_MAX ends */
-	uint32_t tensor_mask;
 	const struct json *sym; /* while parsing: NULL or an object */
-	int32_t layer_base;	/* num_hidden_layers, for {L-nl}; -1: unknown */
+	struct tensor_rule *tensors;
+	uint32_t *tensor_bucket, *tensor_next; /* hash of names; UINT32_MAX ends */
 	struct mesh *meshes;
-	uint32_t mesh_count;
 	struct binding *bindings;
-	uint32_t binding_count;
 	struct layer_set *sets;
-	uint32_t set_count;
 	struct axis *stage_axis; /* NULL: everything is on every rank */
-	uint32_t stage_layer_count;
 	uint32_t *stage_of;
 	const char *expert_axis_name; /* NULL: every rank has every expert */
-	bool round_robin;
-	struct expert_map *map; /* NULL: by place */
+	struct expert_map *map;	      /* NULL: by place */
 	struct expert_lists **lists;
-	uint32_t lists_count;
 	enum ws_dtype (*casts)[2];
-	uint32_t cast_count;
 	struct scheme *schemes;
-	uint32_t scheme_count;
 	struct rule *rules; /* owned; grows while parsing */
-	uint32_t rule_count, rule_room;
-	struct memo *memo; /* owned; the one part that changes later */
+	struct memo *memo;  /* owned; the one part that changes later */
+	uint32_t world, tensor_count, tensor_mask, mesh_count, binding_count, set_count;
+	uint32_t stage_layer_count, lists_count, cast_count, scheme_count, rule_count, rule_room;
+	enum side side;
+	int32_t layer_base; /* num_hidden_layers, for {L-nl}; -1: unknown */
+	bool round_robin;
 };
 
 struct memo {
@@ -263,6 +254,8 @@ struct param_parse {
 /* manifest_parse.c: small readers that add findings. */
 bool parse_keys(struct parse *parse, const struct json *object, const char *where,
 		const char *const *allowed);
+/* -EINVAL: the first finding, where it is, and how many others there are. */
+int report_first(const struct findings *found, struct ws_error *err);
 const char *parse_text(struct parse *parse, const struct json *object, const char *key,
 		       const char *where);
 bool parse_range(struct parse *parse, const struct json *json, const char *where, const char *what,

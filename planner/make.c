@@ -228,6 +228,12 @@ static int make_begin(struct make *make, struct ws_error *err)
 	if (make->read == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
 	make->tied = !model_has(model, "lm_head.weight", -1);
+	const struct json *tie = json_get(model->config, "tie_word_embeddings");
+	bool preset = strcmp(make->options->layout, "fsdp2") != 0;
+	if (preset && make->tied && tie != NULL && tie->type == JSON_FALSE)
+		findings_add(
+			&make->found, "tensor", "lm_head.weight",
+			"the model has no head, and its config doesn't tie it to the embedding");
 	if (make->options->dtype != NULL && ws_dtype_parse(make->options->dtype) == WS_NONE)
 		findings_add(&make->found, "dtype", "dtype", "'%s' is no dtype; a good one is f32",
 			     make->options->dtype);
@@ -285,8 +291,8 @@ int manifest_make(const struct model *model, const struct manifest_options *opti
 	for (const struct finding *it = make.found.first; findings != NULL && it != NULL;
 	     it = it->next)
 		findings_add(findings, it->kind, it->where, "%s", it->text);
-	if (rc == 0)
-		rc = findings_fail(&make.found, -EINVAL, err);
+	if (rc == 0 && make.found.count > 0)
+		rc = report_first(&make.found, err);
 	arena_release(&make.arena);
 	return rc;
 }

@@ -402,6 +402,12 @@ static void parse_manifest(struct parse *parse, const struct json *json)
 	check_names(parse);
 }
 
+int report_first(const struct findings *found, struct ws_error *err)
+{
+	int rc = findings_fail(found, -EINVAL, err);
+	return found->first == NULL ? rc : ws_fail_in(err, rc, "%s", found->first->where);
+}
+
 /* Hands the findings on: the caller's list may hold others already. */
 static int report(struct parse *parse, struct findings *findings, struct ws_error *err)
 {
@@ -412,7 +418,7 @@ static int report(struct parse *parse, struct findings *findings, struct ws_erro
 		findings_add(findings, it->kind, it->where, "%s", it->text);
 	if (findings != NULL && parse->found.count > FINDINGS_KEPT_MAX)
 		findings->count += parse->found.count - FINDINGS_KEPT_MAX;
-	return findings_fail(&parse->found, -EINVAL, err);
+	return parse->found.count == 0 ? 0 : report_first(&parse->found, err);
 }
 
 int manifest_parse(struct manifest **manifest_out, const void *text, size_t bytes,

@@ -436,13 +436,6 @@ static void compare(const struct manifest *manifest, const struct form *form, ui
 	mem_free(ids);
 }
 
-static bool has_experts(const struct tree *tree)
-{
-	if (tree->op[0] == 't')
-		return tensors[tree->tensor].experts;
-	return has_experts(tree->child[0]);
-}
-
 START_TEST(random_expressions_place_every_element_as_the_naive_evaluator_does)
 {
 	struct random random = {.state = (uint64_t)_i * 1000003};
@@ -451,9 +444,9 @@ START_TEST(random_expressions_place_every_element_as_the_naive_evaluator_does)
 	struct manifest *manifest;
 	struct tree *tree = tree_new(&random, "t", NULL);
 	tree->tensor = below(&random, ARRAY_SIZE(tensors));
+	bool stack = tensors[tree->tensor].experts, possible = true;
 	for (uint32_t steps = 1 + below(&random, 6); steps > 0; steps--)
 		tree = grow(&random, tree);
-	bool stack = has_experts(tree), possible = true;
 	for (uint32_t rank = 0; rank < WORLD; rank++) {
 		struct array array;
 		possible = naive(tree, rank, 0, &array) && possible;
