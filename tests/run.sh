@@ -87,7 +87,7 @@ check() {
 	part "unit, contract, engine, planner, sides (gcc)" programs build
 	part "updates: layout pairs over tcp, every byte" scripts updates
 	part "faults: what dies and what is bad" scripts faults
-	part "the command line, examples, memory, the reference safetensors" scripts cli examples memory \
+	part "the command line, examples, memory, the reference safetensors" scripts cli examples dump memory \
 		safetensors_reference
 	part "compile asan+ubsan" compile asan SAN=address,undefined
 	part "the same under asan+ubsan" programs build-address,undefined
