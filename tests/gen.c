@@ -5,6 +5,7 @@
  */
 #include <assert.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -263,14 +264,17 @@ static void tensor_add(struct gen *gen, struct gen_tensor tensor)
 
 void gen_open(struct gen *gen, uint32_t seed)
 {
+	/* Arrays come and go by the thousand: keep their pages. */
+	mallopt(M_MMAP_THRESHOLD, 1 << 28);
+	mallopt(M_TRIM_THRESHOLD, 1 << 28);
 	*gen = (struct gen){.random = mix64(seed + 1ull)};
 	gen->casts = gen_below(gen, 3) == 0;
 	gen->layer_count = 1 + (int32_t)gen_below(gen, 3);
 	gen->expert_count = 1 + (int32_t)gen_below(gen, 6);
 	gen->tensors = arena_array(&gen->arena, 16, sizeof(*gen->tensors));
 	assert(gen->tensors != NULL);
-	uint64_t h = 12 * (1 + gen_below(gen, 6)), head = 1 + gen_below(gen, 4),
-		 i = 12 * (1 + gen_below(gen, 4));
+	uint64_t h = 12 * (1 + gen_below(gen, 5)), head = 1 + gen_below(gen, 4),
+		 i = 12 * (1 + gen_below(gen, 3));
 	enum ws_dtype kind = gen->casts || gen_below(gen, 2) == 0 ? WS_BF16 : WS_U32;
 	tensor_add(
 		gen,
@@ -295,6 +299,7 @@ void gen_open(struct gen *gen, uint32_t seed)
 
 void gen_close(struct gen *gen)
 {
+	arena_release(&gen->scratch);
 	arena_release(&gen->arena);
 }
 

@@ -12,7 +12,8 @@
 enum gen_side { GEN_TRAINER = 0, GEN_ROLLOUT };
 
 struct gen {
-	struct arena arena; /* owns all of it */
+	struct arena arena;   /* owns all of it */
+	struct arena scratch; /* of the last gen_ids */
 	uint64_t random;
 	bool casts; /* trainer's floats are f32, the rollout's bf16 */
 	int32_t layer_count, expert_count;
@@ -30,7 +31,7 @@ uint32_t gen_below(struct gen *gen, uint32_t limit);
 const char *gen_manifest(struct gen *gen, enum gen_side side);
 /*
  * Ids of a param's elements at a rank, row-major; 0 is zero fill.  NULL where the layout gives the
- * rank no such param.
+ * rank no such param.  They live until the next call.
  */
 const uint32_t *gen_ids(struct gen *gen, enum gen_side side, uint32_t rank, const char *name,
 			uint64_t *count_out, enum ws_dtype *dtype_out);

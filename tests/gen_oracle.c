@@ -36,7 +36,7 @@ static uint64_t volume_of(const struct array *array)
 
 static void array_fill(struct gen *gen, struct array *array)
 {
-	array->id = arena_array(&gen->arena, volume_of(array), sizeof(uint32_t));
+	array->id = arena_array(&gen->scratch, volume_of(array), sizeof(uint32_t));
 	assert(array->id != NULL);
 }
 
@@ -217,17 +217,22 @@ static struct array eval_stack(const struct spot *spot, const struct array *each
 static struct array eval_group(const struct spot *spot, const struct node *x,
 			       const struct array *parts)
 {
-	struct array out = {0};
-	bool first = true;
+	struct array out = parts[0];
+	uint64_t at[DIMS], each = 0;
 
-	for (uint32_t g = 0; g < x->groups; g++)
-		for (uint32_t p = 0; p < x->child_count; p++) {
-			uint64_t share = parts[p].dim[x->dim] / x->groups;
-			struct array part =
-				slice(spot->gen, &parts[p], x->dim, g * share, (g + 1) * share);
-			out = first ? part : join(spot->gen, &out, &part, x->dim);
-			first = false;
-		}
+	for (uint32_t p = 0; p < x->child_count; p++)
+		each += parts[p].dim[x->dim] / x->groups;
+	out.dim[x->dim] = each * x->groups;
+	array_fill(spot->gen, &out);
+	for (uint64_t i = 0; i < volume_of(&out); i++) {
+		index_of(&out, i, at);
+		uint64_t group = at[x->dim] / each, row = at[x->dim] % each;
+		uint32_t p = 0;
+		for (; row >= parts[p].dim[x->dim] / x->groups; p++)
+			row -= parts[p].dim[x->dim] / x->groups;
+		at[x->dim] = group * (parts[p].dim[x->dim] / x->groups) + row;
+		out.id[i] = parts[p].id[flat_of(&parts[p], at)];
+	}
 	return out;
 }
 
@@ -362,6 +367,7 @@ const uint32_t *gen_ids(struct gen *gen, enum gen_side side, uint32_t rank, cons
 	struct spot spot = {.gen = gen, .layout = gen->layouts[side], .rank = rank};
 	const struct gen_param *param;
 
+	arena_release(&gen->scratch);
 	walk(&spot, name, &param);
 	if (param == NULL)
 		return NULL;

@@ -89,11 +89,9 @@ static void param_fill(struct world *world, enum gen_side side, uint32_t rank,
 		gen_value(ids[i], dtype, memory + i * bytes);
 }
 
-/* Trainers' memory holds the ids' values, rollouts' memory poison. */
-void world_memory(struct world *world)
+void world_params(struct world *world)
 {
 	world->params = arena_array(&world->arena, world->members, sizeof(*world->params));
-	world->memory = arena_array(&world->arena, world->members, sizeof(*world->memory));
 	for (uint32_t m = 0; m < world->members; m++) {
 		enum gen_side side = m < world->trainers ? GEN_TRAINER : GEN_ROLLOUT;
 		uint32_t rank = side == GEN_TRAINER ? m : (m - world->trainers) % world->ranks;
@@ -102,12 +100,22 @@ void world_memory(struct world *world)
 				      &world->err),
 		      world->err);
 		ck_assert_uint_eq(params->count, gen_param_count(&world->gen, side, rank));
+	}
+}
+
+/* Trainers' memory holds the ids' values, rollouts' memory poison. */
+void world_memory(struct world *world)
+{
+	world_params(world);
+	world->memory = arena_array(&world->arena, world->members, sizeof(*world->memory));
+	for (uint32_t m = 0; m < world->members; m++) {
+		const struct rank_params *params = &world->params[m];
 		world->memory[m] = arena_array(&world->arena, params->count, sizeof(uint8_t *));
 		for (uint32_t p = 0; p < params->count; p++) {
 			world->memory[m][p] = arena_alloc(&world->arena, params->params[p].bytes);
 			memset(world->memory[m][p], POISON, params->params[p].bytes);
-			if (side == GEN_TRAINER)
-				param_fill(world, side, rank, &params->params[p],
+			if (m < world->trainers)
+				param_fill(world, GEN_TRAINER, m, &params->params[p],
 					   world->memory[m][p]);
 		}
 	}

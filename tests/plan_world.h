@@ -29,7 +29,9 @@ void world_open(struct world *world, uint32_t seed);
 void world_close(struct world *world);
 /* All but that check, for a world beside another one. */
 void world_release(struct world *world);
-/* Lists every member's params and gives each memory: poison, or the ids' values at trainers. */
+/* Lists every member's params. */
+void world_params(struct world *world);
+/* The same, and gives each memory: poison, or the ids' values at trainers. */
 void world_memory(struct world *world);
 
 #endif
