@@ -12,6 +12,7 @@
 
 #define MEMBER_EVENTS_A_TURN 64
 #define TURN_NS		     UINT64_C(20000000)
+#define IDLE_NS		     UINT64_C(100000000)
 #define POLL_NS		     UINT64_C(200000)
 #define SAY_NS		     ((uint64_t)HUB_BEAT_MS * 1000000u)
 #define CLOSE_NS	     UINT64_C(1200000000)
@@ -428,7 +429,9 @@ static void wait_turn(struct ws_rollout *rollout)
 	fds[count++] = rollout->wake_fd;
 	bool busy = rollout->version.state == RANK_READY || rollout->wire.state == WIRE_FENCING;
 	member_wait(rollout->member, fds, count,
-		    clock_ns() + (must_poll && busy ? POLL_NS : TURN_NS));
+		    clock_ns() + (!busy	      ? IDLE_NS
+				  : must_poll ? POLL_NS
+					      : TURN_NS));
 	(void)!read(rollout->wake_fd, &dropped, sizeof(dropped));
 }
 

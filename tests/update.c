@@ -71,6 +71,7 @@ START_TEST(a_small_ring_and_small_staging_carry_strided_weights)
 		.trainers = 2,
 		.replicas = 1,
 		.replica_ranks = 4,
+		.scale = 4000, /* four heads */
 		.op_bytes = 16u << 10,
 		.staging_bytes = 64u << 10,
 		.recv_staging_bytes = 256u << 10,

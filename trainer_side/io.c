@@ -13,7 +13,8 @@
 #include "trainer_side/trainer_internal.h"
 
 #define MEMBER_EVENTS_A_TURN 64
-#define TURN_NS		     UINT64_C(20000000)	  /* deadlines are looked at as often */
+#define TURN_NS		     UINT64_C(20000000) /* deadlines are looked at as often */
+#define IDLE_NS		     UINT64_C(100000000)
 #define POLL_NS		     UINT64_C(200000)	  /* where a NIC can't wake anybody */
 #define CLOSE_NS	     UINT64_C(1500000000) /* for the fence at the end */
 
@@ -52,7 +53,7 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 		push_begun(trainer);
 		break;
 	case MEMBER_DROPPED:
-		push_failed(trainer, &event->error);
+		push_dropped(trainer, &event->error);
 		if (member_rejoin(trainer->member, &trainer->over) != 0)
 			trainer->is_over = true;
 		break;
@@ -196,7 +197,9 @@ static void wait_turn(struct ws_trainer *trainer)
 	fds[count++] = trainer->wake_fd;
 	bool busy = trainer->push.state != PUSH_NONE || trainer->wire.state == WIRE_FENCING;
 	member_wait(trainer->member, fds, count,
-		    clock_ns() + (must_poll && busy ? POLL_NS : TURN_NS));
+		    clock_ns() + (!busy	      ? IDLE_NS
+				  : must_poll ? POLL_NS
+					      : TURN_NS));
 	(void)!read(trainer->wake_fd, &dropped, sizeof(dropped));
 }
 

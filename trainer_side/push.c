@@ -105,6 +105,12 @@ static void finish(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
 
+	if (push->dropped && push->state != PUSH_DOUBT) {
+		/* Nothing of mine is under way any more; what became of it is asked. */
+		push->state = PUSH_DOUBT;
+		push->released = true;
+		return;
+	}
 	if (push->why.code != 0)
 		ws_fail_in(&push->why, push->why.code, "cannot push version %llu",
 			   (unsigned long long)push->version);
@@ -219,6 +225,9 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
 	case PUSH_OVER:
 	case PUSH_CLOSING:
 		return;
+	case PUSH_DOUBT:
+		finish(trainer);
+		return;
 	case PUSH_ASKED:
 		push->why = *why;
 		finish(trainer);
@@ -238,7 +247,37 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
 	trainer_wire_shut(trainer);
 }
 
+void push_dropped(struct ws_trainer *trainer, const struct ws_error *why)
+{
+	struct push *push = &trainer->push;
+
+	if (push->state == PUSH_JOINED) {
+		push->dropped = true;
+		push->doubt_generation = trainer->wire.generation;
+	}
+	push_failed(trainer, why);
+}
+
 /* ---------------------------------------------------------------- I/O thread: each turn */
+
+/* A new roster comes only when the attempt is over everywhere, so its views tell the outcome. */
+static void doubt_step(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct wire *wire = &trainer->wire;
+	bool live = true;
+
+	if (wire->views == NULL || wire->generation == push->doubt_generation)
+		return;
+	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	if (count == 0)
+		return;
+	for (uint32_t i = 0; i < count; i++)
+		live = live && wire->views[i].live_version == push->version;
+	if (live)
+		push->why = (struct ws_error){0};
+	finish(trainer);
+}
 
 static void verified_step(struct ws_trainer *trainer)
 {
@@ -464,7 +503,9 @@ void push_step(struct ws_trainer *trainer)
 
 	verified_step(trainer);
 	push_look(trainer);
-	if (push->state != PUSH_ASKED && push->state != PUSH_JOINED)
+	if (push->state == PUSH_DOUBT)
+		doubt_step(trainer);
+	if (push->state != PUSH_ASKED && push->state != PUSH_JOINED && push->state != PUSH_DOUBT)
 		return;
 	if (atomic_load(&trainer->cancelled)) {
 		ws_fail(&why, -ECANCELED, "trainer %u was told to stop", trainer->rank);

@@ -82,6 +82,7 @@ enum push_state {
 	PUSH_ASKED,   /* the hub was asked, or is to be */
 	PUSH_JOINED,  /* its attempt began: writing */
 	PUSH_CLOSING, /* it died here before release: my senders are being closed */
+	PUSH_DOUBT,   /* I was dropped: whether it went live the next roster's views say */
 	PUSH_OVER     /* its outcome is known */
 };
 
@@ -89,10 +90,12 @@ struct push {
 	enum push_state state;
 	uint64_t version, attempt, deadline_ns;
 	bool released, live;
-	bool sent;	     /* every op of mine is reported */
-	bool over_heard;     /* the hub ended the attempt */
-	bool other_version;  /* the hub began another one than mine: wait for its abort */
-	struct ws_error why; /* code 0: it went well so far */
+	bool sent;		   /* every op of mine is reported */
+	bool over_heard;	   /* the hub ended the attempt */
+	bool other_version;	   /* the hub began another one than mine: wait for its abort */
+	bool dropped;		   /* before the end was heard */
+	uint64_t doubt_generation; /* the wiring whose views are of before */
+	struct ws_error why;	   /* code 0: it went well so far */
 	uint64_t start_ns, ready_ns, sent_ns, landed_ns, paused_ns;
 	uint64_t nic_bytes_before[NICS_MAX];
 	uint32_t last_landed; /* replica */
@@ -180,6 +183,8 @@ void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done 
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
 /* It can't go on here, whatever the hub says: what isn't released is closed first. */
 void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
+/* This incarnation was dropped; the others may have brought the version to its end. */
+void push_dropped(struct ws_trainer *trainer, const struct ws_error *why);
 void push_look(struct ws_trainer *trainer); /* what the hub says of the replicas, and the end */
 void push_step(struct ws_trainer *trainer); /* deadlines, replicas' states, answers */
 
