@@ -412,7 +412,7 @@ static int eval(const struct walk *walk, const struct expr *expr, struct shape *
 			rc = eval(walk, expr->child[i], shape, views);
 			break;
 		}
-		struct shape part;
+		struct shape part = {0};
 		struct views part_views = {0};
 		rc = eval(walk, expr->child[i], &part, views == NULL ? NULL : &part_views);
 		if (rc == 0)
@@ -429,6 +429,7 @@ int expr_shape(const struct expr *expr, const struct spot *spot, struct shape *s
 	       struct ws_error *err)
 {
 	struct walk walk = {.spot = spot, .err = err};
+	*shape_out = (struct shape){0};
 	return eval(&walk, expr, shape_out, NULL);
 }
 
@@ -436,7 +437,7 @@ int expr_form(const struct expr *expr, const struct spot *spot, struct arena *ar
 	      struct form *form_out, struct ws_error *err)
 {
 	struct walk walk = {.spot = spot, .err = err};
-	struct shape shape;
+	struct shape shape = {0};
 	struct views views = {0};
 	int rc = eval(&walk, expr, &shape, &views);
 	if (rc == 0)

@@ -129,7 +129,7 @@ static uint64_t number(struct param_parse *param, const struct json *json, const
 		      what, min);
 		return 1;
 	}
-	strcpy(name, json->text + 1);
+	snprintf(name, sizeof(name), "%s", json->text + 1);
 	char *star = strchr(name, '*');
 	if (star != NULL)
 		*star = '\0';

@@ -4,6 +4,7 @@
  * name, and which pipeline stage has which layers.  Sources: layouts facts 2.1, 2.3, 3.1, 3.2;
  * README.md says which keys each layout takes.
  */
+#include <assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,7 +44,7 @@ static void split_text(struct mesh_text *mesh, const char *text)
 	if (strlen(text) >= sizeof(mesh->text))
 		return fault(mesh, "the mesh text is longer than %zu bytes",
 			     sizeof(mesh->text) - 1);
-	strcpy(mesh->text, text);
+	snprintf(mesh->text, sizeof(mesh->text), "%s", text);
 	for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ",")) {
 		char *value = strchr(item, '='), *end;
 		if (value == NULL || value == item || value[1] == '\0')
@@ -187,6 +188,7 @@ static int make_stages(struct mesh_text *mesh, const struct model *model, struct
 	uint32_t stages = size_of(mesh, "pp", 1);
 	uint32_t vpp = strcmp(mesh->layout, "megatron") == 0 ? size_of(mesh, "vpp", 1) : 1;
 	const char *list = value_of(mesh, "stages");
+	assert(stages > 0 && vpp > 0);
 	ranks->stage_count = stages;
 	for (uint32_t i = 0; i < model->tensor_count; i++)
 		total = MAX(total, (uint32_t)MAX(model->tensors[i].layer_hi, 0));

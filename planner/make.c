@@ -5,6 +5,7 @@
  * out.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "planner/describe.h"
@@ -168,7 +169,7 @@ static void put_casts(struct make *make)
 		return;
 	if (strlen(make->options->casts) >= sizeof(text))
 		return findings_add(&make->found, "cast", "casts", "the text is too long");
-	strcpy(text, make->options->casts);
+	snprintf(text, sizeof(text), "%s", make->options->casts);
 	json_begin_array(&make->json, "casts");
 	for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ","))
 		json_put_text(&make->json, NULL, item);

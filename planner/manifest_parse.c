@@ -62,8 +62,8 @@ bool parse_range(struct parse *parse, const struct json *json, const char *where
 {
 	const struct json *lo = json_at(json, 0), *hi = json_at(json, 1);
 	*range_out = (struct layer_range){0, 0};
-	if (json->type != JSON_ARRAY || json->count != 2 || !lo->is_integer || !hi->is_integer ||
-	    lo->integer < 0 || lo->integer > hi->integer || hi->integer > max) {
+	if (json == NULL || json->type != JSON_ARRAY || json->count != 2 || !lo->is_integer ||
+	    !hi->is_integer || lo->integer < 0 || lo->integer > hi->integer || hi->integer > max) {
 		findings_add(&parse->found, "range", where,
 			     "%s must be [first, behind the last], from 0 to %d", what, max);
 		return false;
@@ -292,7 +292,7 @@ static void parse_casts(struct parse *parse, const struct json *json)
 		char text[32] = "";
 		char *colon;
 		if (it->type == JSON_STRING && strlen(it->text) < sizeof(text))
-			strcpy(text, it->text);
+			snprintf(text, sizeof(text), "%s", it->text);
 		colon = strchr(text, ':');
 		if (colon != NULL)
 			*colon++ = '\0';

@@ -5,6 +5,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -233,13 +234,13 @@ static int read_builtin(struct model **model_out, const char *name, const char *
 
 int model_builtin(struct model **model_out, const char *name, struct ws_error *err)
 {
-	char list[400] = "";
+	char list[480];
+	int used = 0; /* the names fit: there is a test */
 	*model_out = NULL;
 	for (size_t i = 0; i < ARRAY_SIZE(model_files); i++) {
 		if (strcmp(model_files[i].name, name) != 0) {
-			if (i > 0)
-				strcat(list, ", ");
-			strcat(list, model_files[i].name);
+			used += snprintf(list + used, sizeof(list) - (size_t)used, "%s%s",
+					 i > 0 ? ", " : "", model_files[i].name);
 			continue;
 		}
 		const struct builtin_file *file = builtin_files;
@@ -319,6 +320,7 @@ static int read_listing(struct model *model, const struct tensor_listing *tensor
 			struct entry *entries, struct ws_error *err)
 {
 	uint32_t kept = 0;
+	assert(model != NULL);
 	for (uint32_t i = 0; i < count; i++) {
 		const struct tensor_listing *listing = &tensors[i];
 		char name[NAME_BYTES_MAX];
@@ -334,7 +336,7 @@ static int read_listing(struct model *model, const struct tensor_listing *tensor
 				err, -ENOTSUP,
 				"tensor '%s': weightsync moves tensors of 1 to %d dims and known dtypes",
 				listing->name, BOX_DIM_MAX);
-		strcpy(name, listing->name);
+		snprintf(name, sizeof(name), "%s", listing->name);
 		struct entry *entry = &entries[kept++];
 		entry->listing = listing;
 		entry->layer = take_number(name, sizeof(name), "layers.", "{L}");

@@ -72,7 +72,8 @@ int32_t take_number(char *name, size_t room, const char *after, const char *mark
 		if (value < 0 || (size_t)(at - name) + count + mark_count + tail > room)
 			continue;
 		memmove(at + count + mark_count, at + count + digits, tail);
-		memcpy(at + count, mark, mark_count);
+		for (size_t i = 0; i < mark_count; i++)
+			at[count + i] = mark[i];
 		return value;
 	}
 	return -1;

@@ -4,6 +4,7 @@
  * experts and layers, so that a plan of 70,000 rows costs what a few rules cost.  And the exact
  * check that a param's rows share no element.
  */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -214,6 +215,7 @@ static bool same_key(const struct row_group *a, const struct row_group *b)
 
 static void add_rule(struct parse *parse, const struct row_group *group, uint32_t layer_count)
 {
+	assert(group != NULL);
 	const struct row_unit *unit = group->first;
 	struct row_forms *rows = parse_alloc(parse, 1, sizeof(*rows));
 	int32_t *layers = parse_alloc(parse, layer_count, sizeof(*layers));

@@ -31,7 +31,7 @@ static bool find_tensor(struct parse *parse, const char *where, const char *name
 	row->layer = row->expert = -1;
 	row->tensor = tensor_find(manifest, name, -1);
 	if (row->tensor == UINT32_MAX && strlen(name) < NAME_BYTES_MAX) {
-		strcpy(rule_name, name);
+		snprintf(rule_name, sizeof(rule_name), "%s", name);
 		row->layer = take_number(rule_name, sizeof(rule_name), "layers.", "{L}");
 		row->expert = take_number(rule_name, sizeof(rule_name), "experts.", "{E}");
 		row->tensor = tensor_find(manifest, rule_name, row->layer);
@@ -270,16 +270,16 @@ static bool read_param(struct parse *parse, const struct row *rows, uint32_t cou
 static const char *rule_name(struct parse *parse, const struct row_unit *unit, const char *name)
 {
 	char marked[NAME_BYTES_MAX + 16], plain[NAME_BYTES_MAX + 16];
-	strcpy(marked, name);
+	snprintf(marked, sizeof(marked), "%s", name);
 	if (unit->layer >= 0) {
-		strcpy(plain, marked);
+		memcpy(plain, marked, sizeof(plain));
 		if (take_number(marked, sizeof(marked), "layers.", "{L}") != unit->layer)
-			strcpy(marked, plain);
+			memcpy(marked, plain, sizeof(marked));
 	}
 	if (unit->expert >= 0) {
-		strcpy(plain, marked);
+		memcpy(plain, marked, sizeof(plain));
 		if (take_number(marked, sizeof(marked), "experts.", "{E}") != unit->expert)
-			strcpy(marked, plain);
+			memcpy(marked, plain, sizeof(marked));
 	}
 	return parse_copy(parse, marked);
 }
