@@ -43,7 +43,7 @@ int account_part(struct account *account, const struct plan_part *part, struct s
 const char *account_fault(struct account *account, const struct rank_params *mine,
 			  struct claim *at_out);
 
-/* Whether two pieces of a form share a local element: 0 or 1, -ENOMEM. */
+/* Whether two pieces of a form share a local element: 0 or 1, -ENOMEM.  match.c asks it too. */
 int account_form_overlaps(const struct form *form);
 
 #endif

@@ -7,7 +7,7 @@
 #include <ctype.h>
 #include <stdio.h>
 
-#include "planner/plan_internal.h"
+#include "planner/check.h"
 
 #define NUMBER_DIGITS_MAX 9
 
@@ -507,6 +507,37 @@ int match_holdings(struct planning *planning, enum side side, uint32_t rank, uin
 	return 0;
 }
 
+/* Two pieces on one place of a target param would write it twice.  Each form is looked at once. */
+static int check_overlaps(struct planning *planning, struct ws_error *err)
+{
+	const struct manifest *manifest = planning->sides[SIDE_ROLLOUT].manifest;
+	uint32_t rules = manifest_rule_count(manifest);
+	struct idmap met = {0};
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < rules * planning->sides[SIDE_ROLLOUT].world; i++) {
+		uint32_t rule = i % rules, rank = i / rules;
+		const struct form *form = NULL;
+		const int32_t *layers;
+		if (manifest_layers(manifest, rule, rank, &layers) == 0)
+			continue;
+		rc = manifest_form(manifest, rule, rank, &form, err);
+		uint64_t key = form == NULL ? 0 : (uint64_t)rule << 32 | form->id;
+		if (rc != 0 || form == NULL || idmap_get(&met, key) != NONE)
+			continue;
+		int overlaps = account_form_overlaps(form);
+		if (overlaps == 1)
+			findings_add(
+				planning->findings, "doubled", manifest_rule(manifest, rule)->name,
+				"two pieces of '%s' at rollout rank %" PRIu32 " share elements",
+				manifest_rule(manifest, rule)->name, rank);
+		if (overlaps < 0 || idmap_put(&met, key, 0) != 0)
+			rc = plan_no_memory(err);
+	}
+	idmap_release(&met);
+	return rc;
+}
+
 int match_make(struct planning *planning, struct ws_error *err)
 {
 	struct side_index *sides = planning->sides;
@@ -520,7 +551,8 @@ int match_make(struct planning *planning, struct ws_error *err)
 		rc = unit_tensors_make(planning, &sides[s], err);
 	for (int s = 0; rc == 0 && s < 2; s++)
 		rc = patterns_make(planning, (enum side)s, err);
-	if (rc == 0)
-		check_shapes(planning);
-	return rc;
+	if (rc != 0)
+		return rc;
+	check_shapes(planning);
+	return check_overlaps(planning, err);
 }
