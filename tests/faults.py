@@ -401,8 +401,8 @@ def _(world):
 def _(world):
     run = world.fresh()
     run.start_hub("--join-deadline", "3s")
-    run.start_trainer(0).fails("didn't start within 3 s.*trainer 1", 10)
-    run.hub.fails("didn't start within 3 s.*trainer 1", 2)
+    run.start_trainer(0).fails("didn't start within 3.0 s.*trainer 1", 10)
+    run.hub.fails("didn't start within 3.0 s.*trainer 1", 2)
 
 
 # ------------------------------------------------------------------ `run` without a launcher

@@ -13,9 +13,9 @@ import time
 
 from processes import Process, Wrong, until
 
-LOST_S = 2      # of silence lose a member
-PHASE_S = 5     # a rank's deadline for each phase
-PUSH_S = 12     # a push's deadline
+LOST_S = 3      # of silence lose a member
+PHASE_S = 8     # a rank's deadline for each phase
+PUSH_S = 20     # a push's deadline
 RELOAD_S = 3    # an on-reload command's
 SLOW = ["--transport", "fault", "--nics", "delay=0.9:fabric:tcp/127.0.0.1"]
 
