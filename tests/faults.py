@@ -18,7 +18,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "faults"))
-from processes import Process, Wrong, end_marked, marked, shared_memory, until  # noqa: E402
+from processes import Process, Wrong, end_marked, everybody, marked, shared_memory, timeline, until  # noqa: E402
 from run import LOST_S, PHASE_S, PUSH_S, RELOAD_S, SLOW, Inputs, Run  # noqa: E402
 
 scenarios = []
@@ -563,15 +563,10 @@ def _(world):
 
 # ------------------------------------------------------------------ running them
 
-def show_logs(world):
-    folder = world.run.folder if world.run else os.path.join(world.work, "run%d" % world.count)
-    if not os.path.isdir(folder):
-        return
-    for name in sorted(os.listdir(folder)):
-        if name.endswith(".err"):
-            with open(os.path.join(folder, name), errors="replace") as file:
-                for line in file.read().split("\n")[:-1][-5:]:
-                    print("    %s: %s" % (name[:-4], line[:400]))
+def show_logs():
+    for line in timeline(100):
+        print("    " + line[:500])
+    print("    (times are seconds before the last line; 'kill' and the like aren't shown)")
 
 
 def clean(world, shm):
@@ -601,9 +596,10 @@ def one(world, name, function):
         print("ok %s (%.1f s)" % (name, seconds), flush=True)
         return 0
     print("not ok %s: %s (%.1f s)" % (name, str(why)[:1500], seconds), flush=True)
-    show_logs(world)
+    show_logs()
     world.run = None
     end_marked()
+    everybody.clear()
     for left in os.listdir(world.temporary):
         shutil.rmtree(os.path.join(world.temporary, left), ignore_errors=True)
     return 1

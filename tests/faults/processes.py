@@ -5,17 +5,18 @@ Everything started here has MARK in its environment, so that what is left over i
 it is nobody's child any more.  Only such processes are ever signalled, by their ids.
 """
 import ctypes
-import glob
 import json
 import os
 import re
 import signal
 import subprocess
+import threading
 import time
 
 MARK = "WEIGHTSYNC_FAULTS=%d" % os.getpid()
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
+everybody = []  # processes of the scenarios so far, for a timeline
 
 
 class Wrong(Exception):
@@ -37,31 +38,40 @@ def until(what, seconds, look, step=0.01):
 class Process:
     def __init__(self, folder, name, argv, group=0, environment=None):
         self.name, self.argv = name, argv
-        number = len(glob.glob(os.path.join(folder, name + "-*.err")))
+        number = 0
+        while os.path.exists(os.path.join(folder, "%s-%d.err" % (name, number))):
+            number += 1
         self.base = os.path.join(folder, "%s-%d" % (name, number))
         env = dict(os.environ, **(environment or {}))
         env[MARK.split("=")[0]] = MARK.split("=")[1]
         for launcher in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE",
                          "SLURM_PROCID", "SLURM_NTASKS"):
             env.pop(launcher, None)
-        with open(self.base + ".out", "wb") as out, open(self.base + ".err", "wb") as err:
-            self.child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env,
-                process_group=group, preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        self.child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+            process_group=group, preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
         self.pid = self.child.pid
-        self.started = time.monotonic()
+        self.said = {"out": [], "err": []}  # (time, line)
+        self.readers = [threading.Thread(target=self.read, args=at, daemon=True) for at in
+                        (("out", self.child.stdout), ("err", self.child.stderr))]
+        for reader in self.readers:
+            reader.start()
+        everybody.append(self)
 
-    def text(self, stream="err"):
-        with open(self.base + "." + stream, errors="replace") as file:
-            return file.read()
+    def read(self, stream, pipe):
+        with open(self.base + "." + stream, "w") as file:
+            for line in pipe:
+                line = line.decode(errors="replace")
+                file.write(line)
+                self.said[stream].append((time.monotonic(), line.rstrip("\n")))
+        pipe.close()
 
     def lines(self, pattern="", stream="err", since=0):
-        """Complete lines that match, from the since-th of the stream on."""
-        lines = self.text(stream).split("\n")[:-1]
-        return [line for line in lines[since:] if re.search(pattern, line)]
+        """Lines that match, from the since-th of the stream on."""
+        return [line for _, line in self.said[stream][since:] if re.search(pattern, line)]
 
     def mark(self, stream="err"):
-        return len(self.lines("", stream))
+        return len(self.said[stream])
 
     def says(self, pattern, seconds, since=0, stream="err"):
         """The first matching line."""
@@ -88,6 +98,8 @@ class Process:
     def ends(self, seconds):
         """Its exit status; negative: the signal."""
         until("%s ends" % self.name, seconds, lambda: not self.alive())
+        for reader in self.readers:
+            reader.join(5)
         return self.child.returncode
 
     def complaints(self):
@@ -108,6 +120,17 @@ class Process:
 
     def objects(self):
         return [json.loads(line) for line in self.lines("", "out")]
+
+
+def timeline(count):
+    """The last lines that anybody said on stderr, or a trainer of its pushes, in order of time."""
+    said = [(at, process, line) for process in everybody for at, line in process.said["err"]]
+    for process in everybody:
+        for at, line in process.said["out"]:
+            said.append((at, process, re.sub(r'"(bytes|nics|phases)":.*?"replicas"', '.. "replicas"', line)))
+    said.sort(key=lambda entry: entry[0])
+    return ["%7.2f %s(%d): %s" % (at - said[-1][0], process.name, process.pid, line)
+            for at, process, line in said[-count:]]
 
 
 def marked():
