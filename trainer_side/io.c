@@ -124,7 +124,7 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 	struct ws_error why;
 
 	/* Of a wiring that is being closed, or after the end: expected. */
-	if (push->state != PUSH_JOINED || push->over_heard || wire->state != WIRE_WIRED)
+	if (push->state != PUSH_JOINED || wire->state != WIRE_WIRED)
 		return;
 	ws_fail(&why, event->status == -EPROTO ? -EPROTO : -EIO,
 		"the write of param '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
@@ -136,6 +136,9 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 		(unsigned long long)push->version, trainer_wire_member_name(trainer, about, name),
 		nic_name(trainer, event->nic), strerror(-event->status));
 	member_say_failure(trainer->member, FAILURE_OP, push->attempt, about, &why);
+	/* The bytes had landed, but this send is never done otherwise. */
+	if (push->over_heard && !push->sent)
+		trainer_wire_shut(trainer);
 }
 
 static void attempt_fail(struct ws_trainer *trainer, const struct ws_error *why)

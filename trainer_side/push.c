@@ -114,6 +114,8 @@ static void finish(struct ws_trainer *trainer)
 	if (push->why.code != 0)
 		ws_fail_in(&push->why, push->why.code, "cannot push version %llu",
 			   (unsigned long long)push->version);
+	if (trainer->engine != NULL)
+		engine_end(trainer->engine);
 	push->released = true;
 	push->live = push->why.code == 0;
 	push->state = PUSH_OVER;
@@ -130,12 +132,15 @@ static void join(struct ws_trainer *trainer)
 	push->attempt = trainer->begun_attempt;
 	push->other_version = trainer->begun_version != push->version;
 	push->state = PUSH_JOINED;
-	if (push->other_version || wire->state != WIRE_WIRED) {
+	if (push->other_version) {
 		push->sent = true;
 		say(trainer, true);
 		return;
 	}
-	int rc = engine_arm(trainer->engine, push->attempt, &err);
+	int rc = wire->state != WIRE_WIRED
+			 ? ws_fail(&err, -ESTALE, "it isn't wired for attempt %llu",
+				   (unsigned long long)push->attempt)
+			 : engine_arm(trainer->engine, push->attempt, &err);
 	if (rc != 0) {
 		push->sent = true;
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
@@ -346,6 +351,14 @@ static void views_look(struct ws_trainer *trainer)
 		push->paused_ns = clock_ns();
 }
 
+static bool replica_lost(const struct push *push)
+{
+	for (uint32_t i = 0; i < push->report.replica_count; i++)
+		if (!push->report.replicas[i].live)
+			return true;
+	return push->report.replica_count == 0;
+}
+
 void push_look(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
@@ -358,8 +371,10 @@ void push_look(struct ws_trainer *trainer)
 		push->over_heard = true;
 		push->why = why;
 		report_replicas(trainer);
-		if (trainer->engine != NULL)
-			engine_end(trainer->engine);
+		/* What still lies with a NIC comes out when the peers are closed.  Where all went
+		 * well only its completions are late. */
+		if (!push->sent && (why.code != 0 || replica_lost(push)))
+			trainer_wire_shut(trainer);
 	}
 	if (push->sent && (push->landed_ns != 0 || push->over_heard))
 		push->released = true;

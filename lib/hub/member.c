@@ -337,11 +337,19 @@ void member_verified(const struct member *member, uint64_t version, uint32_t *ra
 bool member_attempt_over(const struct member *member, uint64_t attempt, struct ws_error *err)
 {
 	const struct beat_down *down = &member->down;
-	const struct ws_error nothing = {0};
+	struct ws_error unheard;
 	bool over = attempt < down->attempt || (attempt == down->attempt && down->over);
 	const struct ws_error *says = &down->waits;
-	if (over)
-		says = attempt == down->attempt ? &down->attempt_error : &nothing;
+	if (over && attempt == down->attempt) {
+		says = &down->attempt_error;
+	} else if (over && attempt == down->last_attempt) {
+		says = &down->last_attempt_error;
+	} else if (over) {
+		ws_fail(&unheard, -ECONNRESET,
+			"how attempt %llu ended wasn't heard; the hub is at attempt %llu",
+			(unsigned long long)attempt, (unsigned long long)down->attempt);
+		says = &unheard;
+	}
 	if (err != NULL)
 		*err = *says;
 	return over;

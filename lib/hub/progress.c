@@ -366,6 +366,8 @@ static void stray_drop(struct progress *progress, uint32_t index)
 
 static void attempt_begin(struct progress *progress, uint64_t version)
 {
+	progress->last_attempt = progress->attempt;
+	progress->last_attempt_error = progress->attempt_error;
 	progress->attempt = MAX(progress->attempt, progress->attempt_heard) + 1;
 	progress->attempt_generation = progress->generation;
 	progress->version = version;

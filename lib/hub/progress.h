@@ -87,6 +87,8 @@ struct progress {
 	bool over;
 	uint64_t want_ns; /* since when some trainer waits for a begin; 0: none does */
 	struct ws_error attempt_error;
+	uint64_t last_attempt; /* before this one: a trainer may have missed its end */
+	struct ws_error last_attempt_error;
 	struct ws_error waits; /* for whom the next step waits; code 0: for nobody */
 	uint64_t view_serial;
 	uint64_t down_sequence;

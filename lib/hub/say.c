@@ -86,6 +86,8 @@ static void trainer_say(struct progress *progress, const struct seat *seat,
 			struct replica_view *views, struct beat_down *beat)
 {
 	beat->attempt_error = progress->attempt_error;
+	beat->last_attempt = progress->last_attempt;
+	beat->last_attempt_error = progress->last_attempt_error;
 	if (progress->attempt == 0 && progress->attempt_heard != 0) {
 		/* Attempts of a former hub: whatever is still to be finished is no trainer's
 		 * business. */
