@@ -365,7 +365,7 @@ def _(world):
 
 @scenario("a source that doesn't cover the target: all end, naming the tensor")
 def _(world):
-    run = world.fresh()
+    run = world.fresh(min_replicas=2)
     gone = "model.norm.weight"
 
     def drop(manifest):

@@ -359,6 +359,22 @@ static bool replica_lost(const struct push *push)
 	return push->report.replica_count == 0;
 }
 
+/* The attempt is over, but a NIC still has ops of mine: they come out when the peers are closed.
+ * (Where all went well only their completions are late.)  The hub wires anew. */
+static void shut_after(struct ws_trainer *trainer)
+{
+	struct push *push = &trainer->push;
+	struct ws_error why;
+
+	if (push->why.code == 0) {
+		ws_fail(&why, -EIO, "trainer %u closed its connections after version %llu",
+			trainer->rank, (unsigned long long)push->version);
+		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
+				   &why);
+	}
+	trainer_wire_shut(trainer);
+}
+
 void push_look(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
@@ -371,10 +387,8 @@ void push_look(struct ws_trainer *trainer)
 		push->over_heard = true;
 		push->why = why;
 		report_replicas(trainer);
-		/* What still lies with a NIC comes out when the peers are closed.  Where all went
-		 * well only its completions are late. */
 		if (!push->sent && (why.code != 0 || replica_lost(push)))
-			trainer_wire_shut(trainer);
+			shut_after(trainer);
 	}
 	if (push->sent && (push->landed_ns != 0 || push->over_heard))
 		push->released = true;
