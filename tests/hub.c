@@ -312,7 +312,7 @@ START_TEST(a_normal_end_is_told_from_a_hub_that_goes)
 		world_hub_close_beside(&world, _i == 1);
 		ck_assert(world_run(&world, everybody_is_over, NULL));
 		for (uint32_t i = _i == 1; i < world.count; i++)
-			ck_assert_int_eq(world.actor[i].over.code, _i == 1 ? 0 : -ECONNRESET);
+			ck_assert_int_eq(world.actor[i].over.code, _i == 1 ? 0 : -ESTALE);
 	}
 	world_close(&world);
 }

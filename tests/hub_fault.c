@@ -16,6 +16,12 @@ static void names(const struct ws_error *err, const char *part)
 	ck_assert_msg(strstr(err->text, part) != NULL, "'%s' isn't in: %s", part, err->text);
 }
 
+static bool actor_is_over(const struct world *world, const void *arg)
+{
+	(void)world;
+	return ((const struct actor *)arg)->is_over;
+}
+
 static bool rollout_is_ready(const struct world *world, const void *arg)
 {
 	(void)world;
@@ -245,6 +251,31 @@ START_TEST(a_failure_said_drops_or_aborts)
 }
 END_TEST
 
+/* A rollout leaves in mid attempt, the push fails for want of replicas, the trainers give up. */
+START_TEST(a_run_that_fails_tells_everybody)
+{
+	struct world world;
+	world_of_six(&world, &(struct hub_options){.min_replicas = 2});
+	begin_and_stay(&world, 2);
+	member_close(world.actor[3].member);
+	world.actor[3].member = NULL;
+	world.actor[1].mute = false;
+	ck_assert(world_run(&world, push_ended, NULL));
+	names(push_error(&world, 0), "rollout 0.1 left");
+	member_close(world.actor[1].member);
+	world.actor[1].member = NULL;
+	world_hub_close_beside(&world, true);
+	for (uint32_t i = 2; i < world.count; i++) {
+		if (i == 3)
+			continue;
+		ck_assert(world_run(&world, actor_is_over, &world.actor[i]));
+		ck_assert_int_eq(world.actor[i].over.code, -ESTALE);
+		names(&world.actor[i].over, "rollout 0.1 left");
+	}
+	world_close(&world);
+}
+END_TEST
+
 /* A replica that can't be wired any more comes back again and again, but not at the cost of the
  * others' pushes. */
 START_TEST(a_replica_that_cannot_wire_starves_nobody)
@@ -347,6 +378,7 @@ Suite *suite(void)
 	tcase_add_test(deaths, an_engine_that_never_steps_is_named);
 	tcase_add_test(deaths, a_failed_reload_drops_its_replica_only);
 	tcase_add_loop_test(deaths, a_failure_said_drops_or_aborts, 0, 3);
+	tcase_add_loop_test(deaths, a_run_that_fails_tells_everybody, 0, 2);
 	tcase_add_test(deaths, a_replica_that_cannot_wire_starves_nobody);
 	tcase_add_loop_test(restarts, a_hub_that_is_started_again_goes_on, 0, 2);
 	tcase_add_test(restarts, in_doubt_what_one_rank_committed_is_committed);

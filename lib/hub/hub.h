@@ -66,7 +66,9 @@ struct hub_options {
 int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
 /* Tells members goodbye, stops the thread.  They end with code 0, "the run ended", when the first
  * wiring was done, no attempt is open, the last one didn't fail and a trainer has left; else with
- * -ECONNRESET or the last push's error.  A hub whose trainers have all left says so at once. */
+ * -ESTALE or the last push's error (never -ECONNRESET or -ECANCELED, which a side's caller takes
+ * for a hub that may come back and for its own wish).  A hub whose trainers have all left says so
+ * at once. */
 void hub_close(struct hub *hub);
 const char *hub_endpoint(const struct hub *hub);
 /* Non-zero once the hub has given the run up (join deadline, manifests that differ, ...). */

@@ -56,6 +56,9 @@ void progress_end(struct progress *progress, const struct ws_error *error)
 	if (progress->is_ended)
 		return;
 	progress->ended = *error;
+	/* To a side's caller these two mean a hub that may come back, and its own wish. */
+	if (error->code == -ECONNRESET || error->code == -ECANCELED)
+		progress->ended.code = -ESTALE;
 	progress->is_ended = true;
 	if (error->code != 0)
 		progress->last_error = *error;
