@@ -243,6 +243,54 @@ START_TEST(an_expert_twice_on_one_rank_is_sent_twice)
 }
 END_TEST
 
+START_TEST(ranks_without_experts_hold_an_empty_stack)
+{
+	struct pair_world pair;
+	const char *tensors =
+		"{\"name\":\"m.layers.{L}.experts.{E}.w\",\"dtype\":\"bf16\",\"shape\":[4,6],"
+		"\"layers\":[0,2],\"experts\":[0,2]}";
+	const char *params =
+		"\"experts\":{\"axis\":\"n\"},\"layers\":{\"all\":[0,2]},\"params\":[{\"p\":"
+		"\"m.layers.{L}.w\",\"each\":{\"L\":\"all\"},"
+		"\"x\":[\"k\",\"E\",[\"t\",\"m.layers.{L}.experts.{E}.w\"]]}]";
+
+	pair_open(&pair, tensors, 4, params, 3, params);
+	struct plan *all = pair_plan(&pair, PLAN_ALL);
+	ck_assert_uint_eq(plan_totals(all)->bytes, 2 * 2 * 48);
+	ck_assert_uint_eq(plan_totals(all)->senders_idle, 2);
+	ck_assert_uint_eq(plan_totals(all)->receive_min, 0);
+	ck_ok(plan_check(all, &pair.findings, &pair.err), pair.err);
+	plan_free(all);
+	pair_close(&pair);
+}
+END_TEST
+
+/* Rows of an unknown framework name layers by number; the other side has rules. */
+START_TEST(explicit_rows_meet_rules)
+{
+	struct pair_world pair;
+	const char *tensors =
+		"{\"name\":\"m.layers.{L}.w\",\"dtype\":\"bf16\",\"shape\":[9,6],\"layers\":[0,2]}";
+	const char *rows =
+		"\"rows\":["
+		"{\"t\":\"m.layers.0.w\",\"rank\":0,\"p\":\"a\",\"dtype\":\"bf16\",\"goff\":[0,0],\"lshape\":[4,6]},"
+		"{\"t\":\"m.layers.0.w\",\"rank\":1,\"p\":\"a\",\"dtype\":\"bf16\",\"goff\":[4,0],\"lshape\":[5,6]},"
+		"{\"t\":\"m.layers.1.w\",\"rank\":1,\"p\":\"b\",\"dtype\":\"bf16\",\"goff\":[0,0],\"lshape\":[9,6]}]";
+	const char *rules =
+		"\"layers\":{\"all\":[0,2]},\"params\":[{\"p\":\"m.layers.{L}.w\",\"each\":{\"L\":"
+		"\"all\"},\"x\":[\"s\",[\"t\",\"m.layers.{L}.w\"],1,\"n\"]}]";
+
+	pair_open(&pair, tensors, 2, rows, 2, rules);
+	struct plan *all = pair_plan(&pair, PLAN_ALL);
+	ck_assert_uint_eq(plan_totals(all)->bytes, 2 * 9 * 6 * 2);
+	ck_assert_uint_eq(plan_totals(all)->boxes, 6);
+	ck_assert_uint_eq(plan_bucket_count(all), 2);
+	ck_ok(plan_check(all, &pair.findings, &pair.err), pair.err);
+	plan_free(all);
+	pair_close(&pair);
+}
+END_TEST
+
 /* Three trainers hold all of it: each sends a third, by rows. */
 START_TEST(duplicates_share_the_load_and_a_faster_nic_takes_more)
 {
@@ -472,6 +520,8 @@ Suite *suite(void)
 	tcase_add_test(shapes, a_ring_copy_fits_its_slot_and_waits_for_credit);
 	tcase_add_test(shapes, empty_shards_and_idle_members_are_nothing_special);
 	tcase_add_test(shapes, an_expert_twice_on_one_rank_is_sent_twice);
+	tcase_add_test(shapes, ranks_without_experts_hold_an_empty_stack);
+	tcase_add_test(shapes, explicit_rows_meet_rules);
 	tcase_add_test(shapes, duplicates_share_the_load_and_a_faster_nic_takes_more);
 	tcase_add_test(shapes, sources_that_overlap_in_part_cover_each_element_once);
 	tcase_add_test(refused, missing_rows_are_named);
