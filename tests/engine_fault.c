@@ -42,11 +42,16 @@ static struct side *receiver_with_stray(struct world *world)
 }
 
 /* The fault is past: everything works again, over the same engines. */
-static void recover(struct world *world, uint64_t attempt)
+static void recover_with(struct world *world, uint64_t attempt)
 {
 	world_fence(world);
 	world_connect(world);
 	world_update(world, attempt);
+}
+
+static void recover(struct world *world, uint64_t attempt)
+{
+	recover_with(world, attempt);
 	world_close(world);
 }
 
@@ -279,6 +284,73 @@ START_TEST(a_sender_that_is_gone_can_be_fenced)
 }
 END_TEST
 
+/* --------------------------------------------------------------------------- a lost NIC */
+
+static int lost_post(struct nic *nic, const struct op *ops, int count)
+{
+	(void)nic, (void)ops, (void)count;
+	return -ENODEV;
+}
+
+static int lost_poll(struct nic *nic, struct event *events_out, int count)
+{
+	(void)nic, (void)events_out, (void)count;
+	return -ENODEV;
+}
+
+static struct transport lost_transport;
+
+/* From now on the NIC answers as one whose device is gone. */
+static void nic_break(struct side *side, uint32_t index)
+{
+	struct nic *nic = side->engine->nics[index].nic;
+	lost_transport = *nic->transport;
+	lost_transport.post = lost_post;
+	lost_transport.poll = lost_poll;
+	nic->transport = &lost_transport;
+}
+
+START_TEST(a_lost_nic_is_reported_once_and_left_out_of_the_next_wiring)
+{
+	struct world wanted = {.transport = "loop",
+			       .sender_count = 2,
+			       .receiver_count = 2,
+			       .nic_count = 2,
+			       .op_bytes = 4096,
+			       .staging_bytes = 16384,
+			       .digests = _i % 2 == 1,
+			       .seed = (uint32_t)_i};
+	struct world *world = world_open(&wanted);
+	struct side *side = _i / 2 % 2 == 0 ? &world->senders[0] : &world->receivers[0];
+	world_update(world, 1);
+	world_arm(world, 2);
+	steps(world, _i);
+	nic_break(side, 1);
+	steps(world, STEPS_QUIET);
+	ck_assert_uint_eq(side->lost, 1);
+	ck_assert_uint_eq(side->failed, 0);
+	uint64_t sent = engine_nic_bytes_sent(side->engine, 1);
+	recover_with(world, 3);
+	ck_assert_uint_eq(engine_nic_bytes_sent(side->engine, 1), sent);
+	world_close(world);
+}
+END_TEST
+
+START_TEST(without_any_nic_a_send_fails_by_name)
+{
+	struct world *world = faulty_open("", 2, false);
+	struct side *side = &world->senders[0];
+	world_arm(world, 1);
+	nic_break(side, 0);
+	steps(world, 20);
+	ck_assert_uint_eq(side->lost, 1);
+	ck_assert_uint_eq(side->failed, 2); /* one op of each peer */
+	ck_assert_int_eq(side->last.status, -ENETDOWN);
+	ck_assert_ptr_nonnull(side->last.peer);
+	world_close(world);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ the nth allocation */
 
 static int pair_program(struct world *world, uint8_t *bytes, struct ws_error *err)
@@ -370,6 +442,9 @@ Suite *suite(void)
 	tcase_add_loop_test(cases, a_changed_byte_makes_the_digest_wrong, 0, 10);
 	tcase_add_loop_test(cases, delays_change_nothing, 0, 4);
 	tcase_add_loop_test(cases, a_sender_that_is_gone_can_be_fenced, 0, 6);
+	tcase_add_loop_test(cases, a_lost_nic_is_reported_once_and_left_out_of_the_next_wiring, 0,
+			    8);
+	tcase_add_test(cases, without_any_nic_a_send_fails_by_name);
 	tcase_add_loop_test(cases, every_allocation_may_fail, 0, 2);
 	suite_add_tcase(tests, cases);
 	return tests;

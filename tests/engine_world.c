@@ -374,6 +374,7 @@ static void side_step(struct side *side)
 		side->strays += events[i].kind == ENGINE_STRAY;
 		side->failed += events[i].kind == ENGINE_OP_FAILED;
 		side->wrong += events[i].kind == ENGINE_DIGEST_WRONG;
+		side->lost += events[i].kind == ENGINE_NIC_LOST;
 		side->last = events[i];
 	}
 }
@@ -391,7 +392,7 @@ static void side_arm(struct side *side, uint64_t attempt)
 {
 	struct ws_error err;
 	memset(side->done, 0, sizeof(side->done));
-	side->sends_done = side->strays = side->failed = side->wrong = 0;
+	side->sends_done = side->strays = side->failed = side->wrong = side->lost = 0;
 	ck_ok(engine_arm(side->engine, attempt, &err), err);
 }
 

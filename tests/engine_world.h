@@ -42,7 +42,7 @@ struct side {
 	struct op_range ranges[SIDE_MAX * RECEIVES];
 	struct engine_program program;
 	uint32_t done[SIDE_MAX * RECEIVES]; /* RECEIVE_DONE per receive */
-	uint32_t sends_done, strays, failed, wrong;
+	uint32_t sends_done, strays, failed, wrong, lost;
 	struct engine_event last; /* of the bad ones */
 };
 

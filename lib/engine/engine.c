@@ -124,7 +124,8 @@ uint32_t engine_nic_count(const struct engine *engine)
 
 const struct nic *engine_nic(const struct engine *engine, uint32_t index)
 {
-	return engine->nics[index].nic;
+	const struct engine_nic *nic = &engine->nics[index];
+	return nic->nic != NULL ? nic->nic : &nic->was;
 }
 
 uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index)

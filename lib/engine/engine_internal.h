@@ -208,9 +208,10 @@ struct op_slot {
 };
 
 struct engine_nic {
-	struct nic *nic; /* owned; NULL once given up */
-	bool lost;
-	uint32_t limit; /* ops in flight */
+	struct nic *nic; /* owned; NULL: lost, and closed by a fence */
+	struct nic was;	 /* what it said of itself, when it is closed */
+	bool lost;	 /* for good; nothing is posted, polled or connected over it */
+	uint32_t limit;	 /* ops in flight */
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
 	uint64_t bytes_sent;
@@ -233,8 +234,8 @@ void post_close(struct engine *engine);
 int post_op(struct engine *engine, const struct post *post);
 /* SENT or FAILED came; false for an id that isn't in flight. */
 bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out);
-/* Releases what a closed rail never reported. */
-void post_forget(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
+/* Releases what a closed rail (all of the NIC's where peer is NULL) never reported. */
+void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer);
 void post_nic_lost(struct engine *engine, uint32_t nic, int status);
 bool post_has_room(const struct engine *engine); /* some NIC may take one more */
 

@@ -18,12 +18,30 @@ static int rail_close(struct engine *engine, struct engine_peer *peer, uint32_t 
 		return 0;
 	rail->paired = false;
 	int rc = nic->transport->peer_close(nic, rail->peer, peer->quiet, peer->abandoned);
-	/* -EBUSY: set aside for ever.  A lost NIC reaches nobody any more. */
-	if (rc != 0 && rc != -EBUSY && (rc == -EAGAIN || !engine->nics[index].lost))
+	if (rc != 0 && rc != -EBUSY) /* -EBUSY: set aside for ever */
 		return rc;
 	rail->peer = NULL;
-	post_forget(engine, peer, index);
+	post_forget(engine, index, peer);
 	return 0;
+}
+
+/* A lost NIC reports nothing more: what it still had ends with it. */
+static void nic_give_up(struct engine *engine, uint32_t index)
+{
+	struct engine_nic *nic = &engine->nics[index];
+	if (!nic->lost || nic->nic == NULL)
+		return;
+	nic->was = *nic->nic;
+	nic_close(nic->nic);
+	nic->nic = NULL;
+	post_forget(engine, index, NULL);
+	for (uint32_t p = 0; p < engine->peer_count; p++) {
+		engine->peers[p]->rails[index].peer = NULL;
+		engine->peers[p]->rails[index].paired = false;
+	}
+	for (uint32_t r = 0; r < engine->region_count; r++)
+		if (engine->regions[r] != NULL)
+			engine->regions[r]->mrs[index] = (struct mr){0};
 }
 
 static void nic_drain(struct engine *engine, uint32_t index)
@@ -52,7 +70,8 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	uint32_t in_flight = 0;
 	engine_end(engine);
 	engine->fencing = true;
-	engine->moved = true;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		nic_give_up(engine, i);
 	for (uint32_t p = 0; p < engine->peer_count; p++) {
 		struct engine_peer *peer = engine->peers[p];
 		for (uint32_t i = 0; i < engine->nic_count; i++) {
@@ -70,7 +89,7 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	/* Every sending half was told to close; what it had is reported when nothing is in flight.
 	 */
 	for (uint32_t i = 0; i < engine->nic_count; i++)
-		in_flight += engine->nics[i].lost ? 0 : engine->nics[i].in_flight;
+		in_flight += engine->nics[i].in_flight;
 	*senders_closed_out = in_flight == 0;
 	if (result != 0)
 		return result;

@@ -38,10 +38,13 @@ void post_close(struct engine *engine)
 
 bool post_has_room(const struct engine *engine)
 {
-	for (uint32_t i = 0; i < engine->nic_count; i++)
+	bool live = false;
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		live |= !engine->nics[i].lost;
 		if (!engine->nics[i].lost && engine->nics[i].in_flight < engine->nics[i].limit)
 			return true;
-	return false;
+	}
+	return !live; /* post_op is to say that there is none */
 }
 
 static struct op_slot *slot_take(struct engine *engine, const struct post *post, uint32_t nic)
@@ -183,11 +186,11 @@ bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out)
 	return true;
 }
 
-void post_forget(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer)
 {
 	for (uint32_t i = 0; i < engine->slot_count; i++) {
 		struct op_slot *slot = &engine->slots[i];
-		if (!slot->used || slot->peer != peer || slot->nic != nic)
+		if (!slot->used || slot->nic != nic || (peer != NULL && slot->peer != peer))
 			continue;
 		if (slot->kind == OP_GATHERED)
 			program_block_free(engine, slot->block);

@@ -19,7 +19,7 @@ static void region_dereg(struct engine *engine, struct region *region)
 {
 	for (uint32_t i = 0; i < region->registered; i++) {
 		struct nic *nic = engine->nics[i].nic;
-		if (region->mrs[i].memory.base != NULL)
+		if (nic != NULL && region->mrs[i].memory.base != NULL)
 			nic->transport->dereg(nic, &region->mrs[i]);
 		region->mrs[i] = (struct mr){0};
 	}
