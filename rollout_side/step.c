@@ -126,6 +126,12 @@ static void slot_run(struct ws_rollout *rollout)
 	fd_wake(rollout->wake_fd);
 }
 
+/* A run that ended badly is neither a normal end nor a hub that may come back. */
+static int over_code(int code)
+{
+	return code == -ECANCELED || code == -ECONNRESET ? -EIO : code;
+}
+
 int ws_rollout_step(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint64_t dropped;
@@ -142,7 +148,7 @@ int ws_rollout_step(struct ws_rollout *rollout, struct ws_error *err)
 			return 0;
 		if (rollout->over.code == 0)
 			return ws_fail(err, -ECANCELED, "%s", rollout->over.text);
-		return ws_fail(err, rollout->over.code, "%s", rollout->over.text);
+		return ws_fail(err, over_code(rollout->over.code), "%s", rollout->over.text);
 	}
 	if (atomic_load_explicit(&rollout->hub_lost, memory_order_acquire))
 		return ws_fail(err, -ECONNRESET,

@@ -92,7 +92,7 @@ WS_API int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, st
  * few seconds; cheap when nothing is due.  0; or the error that ended or endangers this side:
  * -ECONNRESET the hub is gone ("in doubt": keep calling, it may come back; whether the weights
  * may be served is ws_rollout_serving's word), -ECANCELED the run has ended normally (code 0 text),
- * others: the side is dead, close it.
+ * others: the side is dead, close it (-EIO also for a run whose end was no normal one).
  */
 WS_API int ws_rollout_step(struct ws_rollout *rollout, struct ws_error *err);
 
