@@ -210,6 +210,61 @@ START_TEST(cancel_ends_a_blocked_push_at_once)
 }
 END_TEST
 
+/* Opening needs a few hundred allocations; each of them fails once. */
+START_TEST(an_open_whose_nth_allocation_fails_says_so_and_leaks_nothing)
+{
+	struct world *world = world_open(&two_to_two);
+	struct ws_rollout_options rollout = {
+		.hub = "tcp://127.0.0.1:9",
+		.key_file = world->key_file,
+		.rank = 1,
+		.world = 2,
+		.manifest = (const char *)world->rollout_text.bytes,
+		.manifest_bytes = world->rollout_text.count,
+		.nics = &(const char *){"127.0.0.1"},
+		.nic_count = 1,
+	};
+	struct ws_trainer_options trainer = {
+		.hub = "tcp://127.0.0.1:9",
+		.key_file = world->key_file,
+		.rank = 1,
+		.world = 2,
+		.manifest = (const char *)world->trainer_text.bytes,
+		.manifest_bytes = world->trainer_text.count,
+		.nics = rollout.nics,
+		.nic_count = 1,
+	};
+	struct ws_rollout *opened_rollout = NULL;
+	struct ws_trainer *opened_trainer = NULL;
+	struct ws_error err = {0};
+	int64_t n = 0;
+	int rc = -ENOMEM;
+
+	/* Whose threads allocate too must be gone first. */
+	for (uint32_t i = world->options.trainers; i-- > 0;) {
+		ws_trainer_close(world->trainer[i].trainer);
+		world->trainer[i].trainer = NULL;
+	}
+	for (uint32_t i = 0; i < world->loop_count; i++)
+		loop_stop(&world->loop[i]);
+	uint64_t live = mem_live_count();
+	for (n = 0; rc == -ENOMEM && n < 20000; n++) {
+		mem_fail_nth(n);
+		rc = _i == 0 ? ws_trainer_open(&opened_trainer, &trainer, &err)
+			     : ws_rollout_open(&opened_rollout, &rollout, NULL, NULL, &err);
+		mem_fail_nth(-1);
+		if (rc != 0)
+			ck_assert_uint_eq(mem_live_count(), live);
+	}
+	ck_assert_msg(rc == 0, "after %lld allocations: %d: %s", (long long)n, rc, err.text);
+	ck_assert_int_gt(n, 10);
+	ws_trainer_close(opened_trainer);
+	ws_rollout_close(opened_rollout);
+	ck_assert_uint_eq(mem_live_count(), live);
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *faults = suite_create("update_fault");
@@ -229,6 +284,8 @@ Suite *suite(void)
 		       a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_version);
 	tcase_add_test(members, a_push_that_others_dont_join_ends_at_its_deadline);
 	tcase_add_test(members, cancel_ends_a_blocked_push_at_once);
+	tcase_add_loop_test(members, an_open_whose_nth_allocation_fails_says_so_and_leaks_nothing,
+			    0, 2);
 	tcase_set_timeout(members, 90);
 	suite_add_tcase(faults, members);
 	return faults;
