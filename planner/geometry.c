@@ -123,6 +123,7 @@ static int boxes_uncovered(struct making *making, const struct box *box)
 	const uint64_t *ends = making->ends.items;
 	struct box common;
 
+	assert(making->cells.count == 0 || ends != NULL);
 	making->boxes[0].count = 0;
 	struct box *first = vec_add(&making->boxes[0], sizeof(*first));
 	if (first == NULL)
@@ -199,12 +200,12 @@ static int cells_make(struct making *making, const struct pattern *source)
 {
 	int rc = 0;
 
-	making->sorted = mem_alloc(source->entry_count * sizeof(*making->sorted));
+	making->sorted = mem_alloc(source->entry_count * sizeof(void *));
 	if (making->sorted == NULL)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < source->entry_count; i++)
 		making->sorted[i] = &source->entries[i];
-	qsort_r(making->sorted, source->entry_count, sizeof(*making->sorted), entry_order, making);
+	qsort_r(making->sorted, source->entry_count, sizeof(void *), entry_order, making);
 	for (size_t i = 0, end; rc == 0 && i < source->entry_count; i = end) {
 		const struct entry *entry = making->sorted[i];
 		for (end = i + 1; end < source->entry_count; end++)

@@ -42,8 +42,9 @@ static char *name_key(struct arena *arena, const struct tensor_rule *rule,
 		size_t part = strcspn(at, ".");
 		if (is_number(at, part) && (!has_layer || !has_expert)) {
 			int32_t number = (int32_t)strtol(at, NULL, 10);
-			memcpy(out, has_layer ? "{E}" : "{L}", 3);
-			out += 3;
+			*out++ = '{';
+			*out++ = has_layer ? 'E' : 'L';
+			*out++ = '}';
 			if (has_layer)
 				place->expert = number;
 			else

@@ -212,7 +212,7 @@ static int bucket_pairs(struct planning *planning, uint32_t bucket, struct ws_er
 			if (raw->sender != order.raws[sorted[i]].sender ||
 			    raw->receiver != order.raws[sorted[i]].receiver)
 				break;
-			const struct raw **slot = vec_add(&group, sizeof(*slot));
+			const struct raw **slot = vec_add(&group, sizeof(void *));
 			if (slot == NULL) {
 				vec_release(&group);
 				return plan_no_memory(err);
@@ -356,6 +356,7 @@ static void totals_end(struct plan *plan)
 {
 	struct plan_totals *totals = &plan->totals;
 
+	assert(plan->trainer_count > 0 && plan->member_count > plan->trainer_count);
 	totals->bucket_count = plan->bucket_count;
 	totals->send_min = totals->receive_min = UINT64_MAX;
 	for (uint32_t i = 0; i < plan->member_count; i++) {

@@ -315,7 +315,8 @@ struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
 
 static inline int plan_no_memory(struct ws_error *err)
 {
-	return ws_fail(err, -ENOMEM, "out of memory while planning");
+	ws_fail(err, -ENOMEM, "out of memory while planning");
+	return -ENOMEM;
 }
 
 static inline struct geometry *planning_geometry(const struct planning *planning, uint32_t index)

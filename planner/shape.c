@@ -286,7 +286,6 @@ static uint64_t part_bytes(const struct plan_part *part)
 static int ring_add(struct planning *planning, const struct plan_part *part, uint32_t dim)
 {
 	uint64_t slot_bytes = planning->plan->slot_bytes, bytes = part_bytes(part);
-	uint64_t step = part->extent[dim];
 
 	if (bytes <= slot_bytes) {
 		struct plan_part *added = vec_add(&planning->ring, sizeof(*added));
@@ -297,7 +296,7 @@ static int ring_add(struct planning *planning, const struct plan_part *part, uin
 	}
 	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
 	uint64_t row_bytes = bytes / part->extent[dim];
-	step = MAX(1, slot_bytes / row_bytes);
+	uint64_t step = MAX(1, slot_bytes / row_bytes);
 	for (uint64_t at = 0; at < part->extent[dim]; at += step) {
 		struct plan_part cut = *part;
 		cut.extent[dim] = MIN(step, part->extent[dim] - at);
@@ -358,14 +357,13 @@ static int emit_straight(struct emit *emit)
 	for (size_t i = 0; rc == 0 && i < count; i++) {
 		uint64_t run_bytes;
 		uint32_t dims = target_run(&raws[i].part, &run_bytes);
-		if (raws[i].bytes < rules->pack_bytes_max && small >= 2)
+		bool packs = raws[i].bytes < rules->pack_bytes_max && small >= 2;
+		if (packs || (!raws[i].target_dense && run_bytes < rules->run_bytes_min))
 			rc = ring_add(planning, &raws[i].part, 0);
 		else if (raws[i].target_dense)
 			rc = emit_direct(emit, &raws[i]);
-		else if (run_bytes >= rules->run_bytes_min)
-			rc = emit_runs(emit, &raws[i], dims, run_bytes);
 		else
-			rc = ring_add(planning, &raws[i].part, 0);
+			rc = emit_runs(emit, &raws[i], dims, run_bytes);
 	}
 	return rc;
 }
