@@ -308,6 +308,7 @@ START_TEST(a_normal_end_is_told_from_a_hub_that_goes)
 		ck_assert(world_run(&world, everybody_is_over, NULL));
 		ck_assert_int_eq(world.actor[2].over.code, _i == 0 ? 0 : -EINVAL);
 		ck_assert_int_eq(world.actor[3].over.code, _i == 0 ? 0 : -EINVAL);
+		ck_assert_int_eq(hub_failed(world.hub, NULL), 0); /* it gave nothing up */
 	} else {
 		world_hub_close_beside(&world, _i == 1);
 		ck_assert(world_run(&world, everybody_is_over, NULL));

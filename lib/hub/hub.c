@@ -295,7 +295,7 @@ static void frames_hear(struct hub *hub)
 
 static void failed_publish(struct hub *hub)
 {
-	if (!hub->progress.is_ended)
+	if (!hub->progress.gave_up)
 		return;
 	pthread_mutex_lock(&hub->mutex);
 	hub->failed = hub->progress.ended;

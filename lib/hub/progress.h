@@ -65,7 +65,7 @@ struct progress {
 	bool changed;		    /* something to say; the owner clears it */
 	struct ws_error last_error; /* why somebody was last dropped or something aborted */
 	struct ws_error ended;	    /* the run was given up, or ended (code 0 and is_ended) */
-	bool is_ended;
+	bool is_ended, gave_up;	    /* gave up: it wasn't the trainers who ended it */
 
 	struct seat *seats;	  /* owned */
 	struct replica *replicas; /* owned; those ever heard of */

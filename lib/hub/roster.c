@@ -59,7 +59,7 @@ void progress_end(struct progress *progress, const struct ws_error *error)
 	/* To a side's caller these two mean a hub that may come back, and its own wish. */
 	if (error->code == -ECONNRESET || error->code == -ECANCELED)
 		progress->ended.code = -ESTALE;
-	progress->is_ended = true;
+	progress->is_ended = progress->gave_up = true;
 	if (error->code != 0)
 		progress->last_error = *error;
 	progress->changed = true;
@@ -241,6 +241,7 @@ static void end_if_all_left(struct progress *progress)
 		return;
 	progress_goodbye(progress, &end);
 	progress_end(progress, &end);
+	progress->gave_up = false;
 }
 
 void progress_leave(struct progress *progress, uint64_t id, uint64_t incarnation, uint64_t now_ns)
