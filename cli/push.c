@@ -36,6 +36,8 @@ static int push_run(const struct command *command, int argc, char **argv)
 		{"version", 0, OPTION_U64, &job.first_version, "N",
 		 "the first version's number (default 1)"},
 		{"updates", 0, OPTION_COUNT, &job.updates, "N", "versions to push (default 1)"},
+		{"change", 0, OPTION_FLAG, &job.change, NULL,
+		 "flip mantissa bits by version, so that versions can be told apart"},
 		{"interval", 0, OPTION_MS, &job.interval_ms, "TIME",
 		 "rest between two versions (default 0s)"},
 		{"rank", 0, OPTION_COUNT, &rank, "N", "this trainer (default: the launcher's)"},
@@ -89,7 +91,7 @@ const struct command command_push = {
 	.name = "push",
 	.summary = "Pushes a checkpoint's weights as one trainer rank of a run",
 	.usage = "--hub ENDPOINT --key FILE --trainer T.json --checkpoint DIR [--version N]",
-	.more = "The first version is --version; a second one changes mantissa bits, so that it can be told apart.\n"
+	.more = "Every version is the checkpoint as it is, unless --change flips mantissa bits.\n"
 		"With --keep-going a rank that was restarted is given the version that the others push; the exit\n"
 		"status is 1 if any push failed.\n",
 	.run = push_run,

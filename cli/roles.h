@@ -35,6 +35,8 @@ struct job {
 	bool hub_here;		/* `run` on rank 0: the hub is a thread of this process */
 	struct rendezvous meet; /* `run` without --hub: the job's folder */
 	char endpoint[128];	/* ... and the hub found in it */
+	bool change; /* versions differ (run; push --change); else each is the checkpoint as it is
+		      */
 	bool verify, inplace, as_json, verbose;
 	const char *dump, *on_reload;
 	uint32_t reload_ms; /* deadline of an exec: command */

@@ -159,15 +159,15 @@ static void on_abort(void *arg, uint64_t version, bool serving_old, const struct
 
 static int verify_version(struct holder *holder, uint64_t version, struct ws_error *err)
 {
-	uint64_t verified = 0, different = 0;
+	uint64_t verified = 0, different = 0, contents = holder->job->change ? version : 0;
 	struct ws_error first = {0};
 	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
 		const struct param *param = &holder->memory.params.params[i];
 		struct ws_memory at = param_memory(&holder->memory, i);
 		uint64_t bytes = 0, bad = 0;
-		int rc =
-			oracle_compare(holder->oracle, param->name, param->dtype, at.base, at.bytes,
-				       version, &bytes, &bad, first.code == 0 ? &first : NULL, err);
+		int rc = oracle_compare(holder->oracle, param->name, param->dtype, at.base,
+					at.bytes, contents, &bytes, &bad,
+					first.code == 0 ? &first : NULL, err);
 		if (rc != 0)
 			return ws_fail_in(err, rc, "cannot verify version %" PRIu64, version);
 		verified += bytes;

@@ -159,6 +159,7 @@ static int run_run(const struct command *command, int argc, char **argv)
 	else if (find_role(&job, &trains, &err) != 0)
 		status = say_usage(command, "%s", err.text);
 	if (status < 0) {
+		job.change = true;
 		catch_signals();
 		status = play_role(&job, trains);
 	}

@@ -55,6 +55,8 @@ static int serve_run(const struct command *command, int argc, char **argv)
 		{"trainer", 0, OPTION_TEXT, &trainer, "FILE", "the trainer's manifest"},
 		{"checkpoint", 0, OPTION_TEXT, &job.checkpoint_path, "DIR",
 		 "what the trainers push"},
+		{"change", 0, OPTION_FLAG, &job.change, NULL,
+		 "... and change, if they push with --change"},
 		{"transport", 0, OPTION_TEXT, &job.transport, "NAME", "fabric (default)"},
 		{"provider", 0, OPTION_TEXT, &job.provider, "NAME",
 		 "libfabric's provider (default tcp)"},

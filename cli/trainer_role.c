@@ -233,8 +233,10 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 		uint64_t version = job->first_version + i;
 		if (i > 0 && job->interval_ms > 0)
 			sleep_ns((uint64_t)job->interval_ms * 1000000u);
-		change_params(memory, job->trainer, job->rank, present, version);
-		present = version;
+		if (job->change) {
+			change_params(memory, job->trainer, job->rank, present, version);
+			present = version;
+		}
 		status = push_until_live(trainer, job, version, bytes, &verified, &failed);
 		if (stop_asked())
 			return EXIT_FAILED;

@@ -85,14 +85,14 @@ class Run:
         if self.trainers[rank] is not None:
             self.old.append(self.trainers[rank])
         self.trainers[rank] = Process(self.folder, "trainer%d" % rank, [
-            self.inputs.weightsync, "push", "--trainer", manifest or self.inputs.trainer,
+            self.inputs.weightsync, "push", "--change", "--trainer", manifest or self.inputs.trainer,
             "--rank", str(rank), "--world", "2", "--version", str(version), "--updates",
             str(self.updates), "--interval", "300ms", "--deadline", "%ds" % PUSH_S, "--keep-going",
             "--json", *self.member(), *more])
         return self.trainers[rank]
 
     def rollout_argv(self, replica, rank, manifest=None, key=None, more=()):
-        argv = [self.inputs.weightsync, "serve", "--rollout", manifest or self.inputs.rollout,
+        argv = [self.inputs.weightsync, "serve", "--change", "--rollout", manifest or self.inputs.rollout,
                 "--replica", str(replica), "--rank", str(rank), "--world", "2", "--verify",
                 "--trainer", self.inputs.trainer, "-v", "--on-reload", "exec:sh " + self.reload,
                 "--reload-deadline", "%ds" % RELOAD_S, "--dump", self.dump_path(replica), *more]
