@@ -59,6 +59,22 @@ void end_on_signal(bool at_once)
 		end_now();
 }
 
+int job_find_rank(struct job *job, const struct command *command, uint32_t rank, uint32_t world,
+		  const char *nics, struct arena *arena)
+{
+	struct ws_error err = {0};
+
+	if ((rank == UINT32_MAX) != (world == UINT32_MAX))
+		return say_usage(command, "--rank and --world go together");
+	if (launch_find(&job->launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0)
+		return say_usage(command, "%s", err.text);
+	job->rank = job->launch.rank;
+	job->world = job->launch.world;
+	if (nics != NULL && split_list(arena, nics, &job->nics, &job->nic_count) != 0)
+		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
+	return -1;
+}
+
 void job_release(struct job *job)
 {
 	checkpoint_close(&job->checkpoint);

@@ -66,17 +66,10 @@ static int push_run(const struct command *command, int argc, char **argv)
 	if (job.hub == NULL || job.key_file == NULL || manifest == NULL ||
 	    job.checkpoint_path == NULL)
 		return say_usage(command, "--hub, --key, --trainer and --checkpoint are needed");
-	if ((rank == UINT32_MAX) != (world == UINT32_MAX))
-		return say_usage(command, "--rank and --world go together");
 	if (job.first_version == 0)
 		return say_usage(command, "--version begins at 1");
-	if (launch_find(&job.launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0)
-		return say_usage(command, "%s", err.text);
-	job.rank = job.launch.rank;
-	job.world = job.launch.world;
-	if (nics != NULL && split_list(&arena, nics, &job.nics, &job.nic_count) != 0)
-		status = EXIT_FAILED;
-	else if (load_trainer(&job, manifest, &err) != 0)
+	status = job_find_rank(&job, command, rank, world, nics, &arena);
+	if (status < 0 && load_trainer(&job, manifest, &err) != 0)
 		status = say_failure(&err);
 	if (status < 0) {
 		catch_signals();

@@ -53,6 +53,9 @@ struct job {
 /* Both return an exit status and have said what went wrong. */
 int trainer_role(struct job *job);
 int rollout_role(struct job *job);
+/* push and serve: who this process is and which NICs it has.  -1 to go on, or an exit status. */
+int job_find_rank(struct job *job, const struct command *command, uint32_t rank, uint32_t world,
+		  const char *nics, struct arena *arena);
 void job_release(struct job *job);
 
 /* A signal (INT, TERM, HUP) asked for the end; a second one kills at once. */

@@ -76,20 +76,13 @@ static int serve_run(const struct command *command, int argc, char **argv)
 		return status;
 	if (job.hub == NULL || job.key_file == NULL || manifest == NULL)
 		return say_usage(command, "--hub, --key and --rollout are needed");
-	if ((rank == UINT32_MAX) != (world == UINT32_MAX))
-		return say_usage(command, "--rank and --world go together");
 	if (job.verify && (trainer == NULL || job.checkpoint_path == NULL))
 		return say_usage(command, "--verify needs --trainer and --checkpoint");
 	if (job.on_reload != NULL && strncmp(job.on_reload, "exec:", 5) != 0)
 		return say_usage(command, "--on-reload '%s': only exec:CMD is built in",
 				 job.on_reload);
-	if (launch_find(&job.launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0)
-		return say_usage(command, "%s", err.text);
-	job.rank = job.launch.rank;
-	job.world = job.launch.world;
-	if (nics != NULL && split_list(&arena, nics, &job.nics, &job.nic_count) != 0)
-		status = EXIT_FAILED;
-	else if (load_rollout(&job, manifest, trainer, &err) != 0)
+	status = job_find_rank(&job, command, rank, world, nics, &arena);
+	if (status < 0 && load_rollout(&job, manifest, trainer, &err) != 0)
 		status = say_failure(&err);
 	if (status < 0) {
 		catch_signals();
