@@ -256,12 +256,3 @@ int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws
 	return wait_wired(rollout, deadline_in_ms(deadline_ms), err);
 }
 
-int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest, size_t manifest_bytes,
-			struct ws_error *err)
-{
-	(void)manifest;
-	(void)manifest_bytes;
-	return ws_fail(err, -ENOTSUP,
-		       "%s can't be described again yet; close it and open a new one",
-		       rollout->name);
-}

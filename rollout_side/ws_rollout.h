@@ -124,10 +124,6 @@ WS_API int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, u
 WS_API void ws_rollout_say_verified(struct ws_rollout *rollout, uint64_t version, uint64_t bytes,
 				    uint64_t different_bytes);
 
-/* The expert map changed, or buffers moved: takes a new manifest text and address table at the
- * next wiring.  -EBUSY while an update is open. */
-WS_API int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest,
-			       size_t manifest_bytes, struct ws_error *err);
 
 #ifdef __cplusplus
 }
