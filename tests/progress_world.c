@@ -86,6 +86,7 @@ static void give_up(struct model *model, struct process *p)
 		bool serves = model->mutant == MUTANT_DROP_SERVES && state == RANK_LIVE;
 		p->current = serves ? p->version : 0;
 		p->serving = serves;
+		p->committed = serves ? p->committed : 0; /* poisoned: it serves neither */
 	}
 }
 

@@ -31,17 +31,12 @@ struct member {
 	/* life */
 	uint64_t opened_ns, heard_ns, stepped_ns;
 	uint64_t next_beat_ns, beat_ns, next_join_ns;
-	bool connected, hub_heard, hub_lost, found_due;
-	bool was_in; /* a roster came for this incarnation */
-	bool dropped, dropped_due;
-	bool is_over, over_due;
 	struct ws_error over, dropped_error;
 
 	/* what the hub said last */
 	struct beat_down down;
 	struct replica_view *views; /* owned; of the roster's replicas */
 	uint32_t view_count, view_room;
-	bool views_due;
 	uint64_t quiet_told, wired_told;
 	enum replica_word word_told;
 	uint64_t word_told_attempt, begun;
@@ -55,7 +50,6 @@ struct member {
 
 	/* what I say */
 	struct beat_up up;
-	bool dirty;
 	uint64_t want_joined; /* said joined when the present want began */
 	uint64_t last_step_ns;
 	struct pair_out *pairs; /* owned */
@@ -67,6 +61,14 @@ struct member {
 	struct writer out; /* frames being built */
 
 	int poll_fd, poll_fds[MEMBER_FDS_MAX], poll_fd_count; /* epoll over the caller's fds */
+
+	/* flags, together so that nothing is padded; _due: an event to be yielded */
+	bool connected, hub_heard, hub_lost, found_due;
+	bool was_in; /* a roster came for this incarnation */
+	bool dropped, dropped_due;
+	bool is_over, over_due;
+	bool views_due;
+	bool dirty;
 };
 
 static inline bool bit_get(const uint8_t *bits, uint32_t index)
