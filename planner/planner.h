@@ -215,6 +215,7 @@ struct rules {
 int rules_check(const struct rules *rules, struct ws_error *err);
 void rules_encode(const struct rules *rules, struct writer *out);
 int rules_decode(struct rules *rules_out, const void *bytes, size_t count, struct ws_error *err);
+bool rules_same(const struct rules *a, const struct rules *b);
 
 /* Members in one order everywhere: trainer ranks 0..T-1, then each replica in the roster in
  * ascending order, its ranks 0..R-1.  The index in this order is the member's index in a plan. */

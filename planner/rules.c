@@ -74,3 +74,13 @@ int rules_decode(struct rules *rules_out, const void *bytes, size_t count, struc
 	*rules_out = rules;
 	return 0;
 }
+
+bool rules_same(const struct rules *a, const struct rules *b)
+{
+	return a->planner_version == b->planner_version && a->op_bytes == b->op_bytes &&
+	       a->staging_bytes == b->staging_bytes &&
+	       a->recv_staging_bytes == b->recv_staging_bytes &&
+	       a->run_bytes_min == b->run_bytes_min && a->pack_bytes_max == b->pack_bytes_max &&
+	       a->bucket_bytes == b->bucket_bytes && a->wire_digests == b->wire_digests &&
+	       a->barrier == b->barrier;
+}

@@ -109,12 +109,12 @@ static int scatter_make(struct builder *builder, const struct plan_copy *copy, c
 
 static void range_put(struct builder *builder, uint32_t first, uint32_t count, uint32_t receive)
 {
-	struct op_range *last =
-		builder->range_count > 0 ? &builder->ranges[builder->range_count - 1] : NULL;
-
-	if (last != NULL && last->receive == receive && last->first_op_id + last->count == first) {
-		last->count += count;
-		return;
+	if (builder->range_count > 0) {
+		struct op_range *last = &builder->ranges[builder->range_count - 1];
+		if (last->receive == receive && last->first_op_id + last->count == first) {
+			last->count += count;
+			return;
+		}
 	}
 	builder->ranges[builder->range_count++] =
 		(struct op_range){.first_op_id = first, .count = count, .receive = receive};

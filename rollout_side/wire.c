@@ -66,7 +66,7 @@ static int roster_plan(struct ws_rollout *rollout, const struct member_event *ev
 	int rc = rules_decode(&rules, event->rules, event->rules_bytes, err);
 	if (rc != 0)
 		return rc;
-	if (wire->engine_made && memcmp(&rules, &wire->rules, sizeof(rules)) != 0)
+	if (wire->engine_made && !rules_same(&rules, &wire->rules))
 		wire->engine_made = false;
 	wire->rules = rules;
 	rc = plan_source_take(&rollout->source, SIDE_TRAINER, event->trainer_manifest,

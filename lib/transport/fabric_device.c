@@ -167,15 +167,15 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 			     "'%s' is no address, interface or domain of provider '%s' here; "
 			     "`weightsync nics` lists them",
 			     slash + 1, provider);
-	if (rc == 0)
+	else
 		rc = info_check(info, device, err);
 	if (rc == 0) {
 		*info_out = fi_dupinfo(info);
 		if (*info_out == NULL)
 			rc = ws_fail(err, -ENOMEM, "no memory for the NIC '%s'", device);
+		else
+			nic_describe(nic, *info_out, &interface, slash + 1, provider);
 	}
-	if (rc == 0)
-		nic_describe(nic, *info_out, &interface, slash + 1, provider);
 	fi_freeinfo(offers);
 	return rc;
 }

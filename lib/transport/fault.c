@@ -186,6 +186,7 @@ static void reported(struct fault *fault, const struct event *event)
 {
 	if (event->kind == EVENT_IMM)
 		return;
+	assert(event->peer != NULL);
 	event->peer->unreported--;
 	fault->unreported--;
 }

@@ -230,11 +230,11 @@ static int net_join(struct loop *loop, const char *name, uint64_t seed, struct w
 	struct net *net = net_find_or_make(name, seed);
 	if (net == NULL)
 		rc = ws_fail(err, -ENOMEM, "no memory for the loop net '%s'", name);
-	for (struct loop *i = rc == 0 ? net->nics : NULL; i != NULL; i = i->next)
+	for (struct loop *i = net != NULL ? net->nics : NULL; i != NULL; i = i->next)
 		if (strcmp(i->name, loop->name) == 0)
 			rc = ws_fail(err, -EINVAL, "loop net '%s' has a NIC '%s' already", name,
 				     loop->name);
-	if (rc == 0) {
+	if (net != NULL && rc == 0) {
 		pthread_mutex_lock(&net->lock);
 		loop->serial = ++net->serial;
 		loop->next = net->nics;
