@@ -6,7 +6,7 @@
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 1
 tests=$(cd "$(dirname "$0")" && pwd)
-export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
+export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1 PYTHONDONTWRITEBYTECODE=1
 set -- python3 "$tests/faults.py" "$build" "${2:-}"
 if [ "$(id -u)" = 0 ] && unshare -m true 2>/dev/null; then
 	exec unshare -m sh -c 'mount -t tmpfs tmpfs /dev/shm && WS_OWN_MOUNTS=1 exec "$@"' sh "$@"

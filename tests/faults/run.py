@@ -4,6 +4,7 @@
 The data plane is slowed down by the fault transport (each op's completion comes up to 64 polls
 late), so that "in mid transfer" lasts for seconds and is no matter of luck.
 """
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,11 @@ PHASE_S = 8     # a rank's deadline for each phase
 PUSH_S = 20     # a push's deadline
 RELOAD_S = 3    # an on-reload command's
 SLOW = ["--transport", "fault", "--nics", "delay=0.9:fabric:tcp/127.0.0.1"]
+
+
+def digest(path):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 class Inputs:
@@ -88,13 +94,13 @@ class Run:
             self.inputs.weightsync, "push", "--change", "--trainer", manifest or self.inputs.trainer,
             "--rank", str(rank), "--world", "2", "--version", str(version), "--updates",
             str(self.updates), "--interval", "300ms", "--deadline", "%ds" % PUSH_S, "--keep-going",
-            "--json", *self.member(), *more])
+            "--change", "--json", *self.member(), *more])
         return self.trainers[rank]
 
     def rollout_argv(self, replica, rank, manifest=None, key=None, more=()):
         argv = [self.inputs.weightsync, "serve", "--change", "--rollout", manifest or self.inputs.rollout,
                 "--replica", str(replica), "--rank", str(rank), "--world", "2", "--verify",
-                "--trainer", self.inputs.trainer, "-v", "--on-reload", "exec:sh " + self.reload,
+                "--change", "--trainer", self.inputs.trainer, "-v", "--on-reload", "exec:sh " + self.reload,
                 "--reload-deadline", "%ds" % RELOAD_S, "--dump", self.dump_path(replica), *more]
         if self.inplace:
             argv.append("--inplace")
@@ -158,6 +164,9 @@ class Run:
         for process in self.rollouts.values():
             process.says("version %d is live" % push["version"], 5)
         self.whole(processes)
+        for rank in range(self.rank_count):
+            until("both replicas dump the same bytes of rank %d" % rank, 10, lambda r=rank: len(
+                {digest(self.dump_path(replica, r)) for replica in range(self.replica_count)}) == 1, 0.1)
         return push["version"]
 
     def whole(self, processes=None):

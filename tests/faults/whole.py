@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios with runs of their own: those that can't start, ctrl-C, mpirun, in place, a full disk."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from processes import Process, marked, until
+from run import LOST_S, PUSH_S
+from world import Skip, changed_manifest, command_line, expect, scenario
+
+
+# ------------------------------------------------------------------ runs that can't start
+
+@scenario("manifests that differ between the trainers: all end, with one line each")
+def _(world):
+    run = world.fresh()
+    path = changed_manifest(world, world.inputs.trainer, lambda m: m.update(model="another"))
+    run.start_hub()
+    run.start_trainer(0)
+    time.sleep(0.5)
+    run.start_trainer(1, manifest=path)
+    for process in (*run.trainers, run.hub):
+        process.fails("trainer 1 brings another manifest", 8)
+
+
+@scenario("a source that doesn't cover the target: all end, naming the tensor")
+def _(world):
+    run = world.fresh(min_replicas=2)
+    gone = "model.norm.weight"
+
+    def drop(manifest):
+        text = json.dumps(manifest)
+        expect(gone in text, "there is no %s" % gone)
+        manifest["tensors"] = [t for t in manifest["tensors"] if t["name"] != gone]
+        manifest["params"] = [p for p in manifest["params"] if gone not in json.dumps(p)]
+    path = changed_manifest(world, world.inputs.trainer, drop)
+    run.start_hub()
+    for rank in range(2):
+        run.start_trainer(rank, manifest=path)
+    for replica in range(2):
+        for rank in range(2):
+            argv = run.rollout_argv(replica, rank)
+            for option in ("--verify", "-v"):
+                argv.remove(option)
+            run.start_rollout(replica, rank, argv)
+    for process in [*run.trainers, *run.rollouts.values()]:
+        process.fails(gone, 20)
+    run.hub.fails(gone, 5)
+
+
+@scenario("no launcher's environment: exit 2, one line")
+def _(world):
+    inputs = world.inputs
+    for argv in (["run", "--trainer", inputs.trainer, "--rollout", inputs.rollout, "--replicas", "2"],
+                 ["push", "--trainer", inputs.trainer, "--hub", "tcp://127.0.0.1:9", "--key", inputs.key]):
+        Process(world.work, "nobody", [inputs.weightsync, *argv, "--checkpoint", inputs.checkpoint]).fails(
+            "no launcher tells this process its rank", 5, status=2)
+
+
+@scenario("nobody comes: a trainer alone ends at its start deadline and names who is missing")
+def _(world):
+    run = world.fresh()
+    run.start_hub("--join-deadline", "3s")
+    run.start_trainer(0).fails("didn't start within 3 s.*trainer 1", 10)
+    run.hub.fails("didn't start within 3 s.*trainer 1", 2)
+
+
+# ------------------------------------------------------------------ `run` without a launcher
+
+class Job:
+    """2 trainers and 2 replicas of 2 ranks under `run --rank --world`, one process group."""
+
+    def __init__(self, world, name, *more):
+        inputs, self.folder = world.inputs, world.folder()
+        os.mkdir(self.folder)
+        self.world, self.processes = world, []
+        for rank in range(6):
+            group = 0 if rank == 0 else self.processes[0].pid
+            self.processes.append(Process(self.folder, "rank%d" % rank, [
+                *self.argv(inputs, *more), "--rank", str(rank), "--world", "6", "--job", name], group))
+
+    @staticmethod
+    def argv(inputs, *more):
+        return [inputs.weightsync, "run", "--trainer", inputs.trainer, "--rollout", inputs.rollout,
+                "--replicas", "2", "--checkpoint", inputs.checkpoint, "--updates", "1000", "--op-bytes", "8K",
+                "--transport", "fault", "--nics", "delay=0.9:fabric:tcp/127.0.0.1", "--lost-after",
+                "%ds" % LOST_S, "--deadline", "%ds" % PUSH_S, *more]
+
+    def in_second_update(self):
+        self.processes[0].says("version 1 ", 30, stream="out")
+        time.sleep(0.7)
+
+    def all_end(self, seconds, also=()):
+        for process in self.processes:
+            status = process.ends(seconds)
+            expect(status != 0, "%s ended with 0" % process.name)
+            said = process.complaints()
+            expect(status < 0 or 1 <= len(said) <= 2, "%s says %s" % (process.name, said))
+        left = os.listdir(self.world.temporary)
+        expect(not left, "left behind: %s" % left)
+
+
+@scenario("ctrl-C to the whole group: all end with one line, nothing is left")
+def _(world):
+    job = Job(world, "group")
+    job.in_second_update()
+    os.killpg(job.processes[0].pid, signal.SIGINT)
+    job.all_end(6)
+
+
+@scenario("ctrl-C to the whole group while they still meet")
+def _(world):
+    job = Job(world, "early")
+    time.sleep(0.4)
+    os.killpg(job.processes[0].pid, signal.SIGINT)
+    job.all_end(6)
+
+
+def interrupt(world, rank):
+    job = Job(world, "one%d" % rank)
+    job.in_second_update()
+    job.processes[rank].kill(signal.SIGINT)
+    job.all_end(PUSH_S + 5)
+
+
+@scenario("ctrl-C to rank 0, where the hub is: all end")
+def _(world):
+    interrupt(world, 0)
+
+
+@scenario("ctrl-C to a rollout: all end")
+def _(world):
+    interrupt(world, 3)
+
+
+def kill_under_mpirun(world, rank):
+    if shutil.which("mpirun") is None:
+        raise Skip("there is no mpirun")
+    folder = world.folder()
+    os.mkdir(folder)
+    as_root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    mpirun = Process(folder, "mpirun", ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-n", "6",
+                                        *Job.argv(world.inputs, "-v")])
+    mpirun.says("version 1 ", 40, stream="out")
+    time.sleep(0.7)
+    want = ("OMPI_COMM_WORLD_RANK=%d" % rank).encode()
+
+    def is_victim(pid):
+        try:
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                return want in file.read().split(b"\0") and b"weightsync" in command_line(pid)
+        except OSError:
+            return False
+    victims = [pid for pid in marked() if is_victim(pid)]
+    expect(len(victims) == 1, "rank %d is %s" % (rank, victims))
+    os.kill(victims[0], signal.SIGKILL)
+    killed = time.monotonic()
+    expect(mpirun.ends(6) != 0, "mpirun ended with 0")
+    until("no process is left", 5 - min(4.9, time.monotonic() - killed), lambda: not marked())
+    left = [name for name in os.listdir(world.temporary) if name.startswith("weightsync")]
+    expect(not left, "left behind: %s" % left)
+
+
+for _rank, _what in ((0, "a trainer, with the hub"), (1, "a trainer"), (4, "a rollout")):
+    scenario("under mpirun, SIGKILL of rank %d (%s): all end within 5 s, not with 0" % (_rank, _what))(
+        lambda world, rank=_rank: kill_under_mpirun(world, rank))
+
+
+# ------------------------------------------------------------------ other ways to live
+
+@scenario("in place: a trainer killed in mid transfer poisons every rollout until it is pushed again")
+def _(world):
+    run = world.fresh(inplace=True).start()
+    run.all_live(40)
+    since = {at: p.mark() for at, p in run.rollouts.items()}
+    version = run.mid_transfer()
+    run.trainers[1].kill(signal.SIGKILL)
+    for at, process in run.rollouts.items():
+        process.says("version %d was aborted, the memory is poisoned.*trainer 1" % version, LOST_S + 3, since[at])
+    run.start_trainer(1, version)
+    run.all_live()
+    run.stop()
+
+
+@scenario("a full disk under --dump: said, the dump before stays, the other replica goes on")
+def _(world):
+    if os.getuid() != 0 or not os.environ.get("WS_OWN_MOUNTS"):
+        raise Skip("needs root and a mount namespace for a small tmpfs")
+    run = world.fresh()
+    small = os.path.join(world.work, "small")
+    os.mkdir(small)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=True)
+    try:
+        run.start_hub()
+        for rank in range(2):
+            run.start_trainer(rank)
+        for at in ((0, 0), (0, 1), (1, 0)):
+            run.start_rollout(*at)
+        argv = run.rollout_argv(1, 1)
+        argv[argv.index("--dump") + 1] = os.path.join(small, "dump.safetensors")
+        victim = run.start_rollout(1, 1, argv)
+        victim.says("version 1 has landed", 30)
+        victim.fails("No space left on device", 10)
+        run.push("replica 0 goes on", 20, len(run.pushes()), lambda p: p["ok"] and any(
+            r["replica"] == 0 and r["live"] for r in p["replicas"]))
+        expect(os.listdir(small) == [], "half a dump: %s" % os.listdir(small))
+        run.stop()
+    finally:
+        until("nobody holds the tmpfs", 5, lambda: subprocess.run(
+            ["umount", small], capture_output=True, check=False).returncode == 0, 0.2)
+
+
+@scenario("a run that ends well: trainers, rollouts and hub end with 0")
+def _(world):
+    run = world.fresh(updates=2, slow=False).start()
+    for process in [*run.trainers, *run.rollouts.values()]:
+        expect(process.ends(30) == 0, "%s ended with %s: %s" % (
+            process.name, process.child.returncode, process.lines()[-2:]))
+    expect([p["version"] for p in run.pushes()] == [1, 2], "pushes: %s" % run.pushes())
+    run.hub.kill(signal.SIGTERM)
+    expect(run.hub.ends(5) == 0, "the hub: %s" % run.hub.lines())
