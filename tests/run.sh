@@ -5,13 +5,13 @@
 # Check suite (its cases are counted) that exits 77 for a skip; a script prints "ok NAME",
 # "not ok NAME" or "skip NAME" lines.
 set -u
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
 export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 exitcode=66"
 logs=${WS_TEST_LOGS:-build/logs}
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0
-minutes=
+minutes= slowest=
 
 # Counts what a log says; $2 is the exit status of what wrote it.
 count() {
@@ -40,22 +40,40 @@ count() {
 	fi
 }
 
-run_one() {
-	name=$1
-	shift
-	log="$logs/$(echo "$name" | tr '/ ' '__').log"
-	timeout -k 5 "${TEST_SECONDS:-300}" "$@" >"$log" 2>&1
-	count "$log" $? "$name"
+log_of() {
+	echo "$logs/$(echo "$1" | tr '/ ' '__').log"
 }
 
-# The test programs of one build folder.
-programs() {
-	build=$1
+# Runs it and keeps what it wrote, its status and its seconds.
+run_quietly() {
+	log=$(log_of "$1")
 	shift
-	for source in tests/*.c; do
-		name=$(basename "$source" .c)
-		case $name in main | gen) continue ;; esac
-		case " ${*:-all} " in *" $name "* | *" all "*) run_one "$build/$name" "$build/tests/$name" ;; esac
+	start=$(date +%s)
+	timeout -k 5 "${TEST_SECONDS:-300}" "$@" >"$log" 2>&1
+	echo "$? $(($(date +%s) - start))" >"$log.end"
+}
+
+count_one() {
+	log=$(log_of "$1")
+	read -r status seconds <"$log.end"
+	count "$log" "$status" "$1"
+	slowest="$slowest
+$seconds s  $1"
+}
+
+run_one() {
+	run_quietly "$@"
+	count_one "$1"
+}
+
+# The test programs of one build folder, as many at once as there are cores: most of them wait.
+programs() {
+	names=$(grep -l '^Suite \*suite(void)' tests/*.c | sed 's,tests/,,; s,\.c$,,')
+	for name in $names; do
+		echo "$name"
+	done | xargs -P "$(nproc)" -I NAME sh tests/run.sh one "$1" NAME
+	for name in $names; do
+		count_one "$1/$name"
 	done
 }
 
@@ -106,6 +124,10 @@ ci() {
 }
 
 case ${1:-} in
+one)
+	run_quietly "$2/$3" "$2/tests/$3"
+	exit 0
+	;;
 check) check ;;
 ci)
 	check
@@ -117,5 +139,7 @@ ci)
 	;;
 esac
 echo "== minutes$minutes"
+echo "== the slowest"
+echo "$slowest" | sort -rn | head -8
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]
