@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -176,7 +177,31 @@ int rendezvous_make(struct rendezvous *meet, const struct launch *launch, struct
 
 int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, struct ws_error *err)
 {
-	return file_write(meet->hub_file, endpoint, strlen(endpoint), 0600, err);
+	char text[160];
+	int length = snprintf(text, sizeof(text), "%s %ld", endpoint, (long)getpid());
+	if (length < 0 || (size_t)length >= sizeof(text))
+		return ws_fail(err, -EINVAL, "the hub's endpoint '%s' is too long", endpoint);
+	return file_write(meet->hub_file, text, (size_t)length, 0600, err);
+}
+
+/* Whether the file names a hub whose process lives: a run of the same name that was killed while
+ * it met leaves its file, and rank 0 of this run may come later than we do. */
+static bool read_hub(const struct rendezvous *meet, char *endpoint_out, size_t room)
+{
+	void *text = NULL;
+	size_t bytes = 0;
+	bool found = false;
+	if (file_read(meet->hub_file, room - 1, &text, &bytes, NULL) == 0) {
+		memcpy(endpoint_out, text, bytes);
+		endpoint_out[bytes] = '\0';
+		char *blank = strchr(endpoint_out, ' ');
+		long pid = blank != NULL ? strtol(blank + 1, NULL, 10) : 0;
+		found = pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM);
+		if (found)
+			*blank = '\0';
+	}
+	mem_free(text);
+	return found;
 }
 
 int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out,
@@ -187,16 +212,8 @@ int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *
 	if (rc != 0)
 		return rc;
 	for (;;) {
-		void *text = NULL;
-		size_t bytes = 0;
-		rc = file_read(meet->hub_file, room - 1, &text, &bytes, NULL);
-		if (rc == 0 && bytes > 0) {
-			memcpy(endpoint_out, text, bytes);
-			endpoint_out[bytes] = '\0';
-			mem_free(text);
+		if (read_hub(meet, endpoint_out, room))
 			return check_folder(meet->folder, err);
-		}
-		mem_free(text);
 		if (clock_ns() > until_ns)
 			return ws_fail(
 				err, -ETIMEDOUT,

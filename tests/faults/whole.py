@@ -73,12 +73,12 @@ def _(world):
 class Job:
     """2 trainers and 2 replicas of 2 ranks under `run --rank --world`, one process group."""
 
-    def __init__(self, world, name, *more):
+    def __init__(self, world, name, *more, ranks=range(6)):
         inputs, self.folder = world.inputs, world.folder()
         os.mkdir(self.folder)
         self.world, self.processes = world, []
-        for rank in range(6):
-            group = 0 if rank == 0 else self.processes[0].pid
+        for rank in ranks:
+            group = self.processes[0].pid if self.processes else 0
             self.processes.append(Process(self.folder, "rank%d" % rank, [
                 *self.argv(inputs, *more), "--rank", str(rank), "--world", "6", "--job", name], group))
 
@@ -117,6 +117,23 @@ def _(world):
     time.sleep(0.4)
     os.killpg(job.processes[0].pid, signal.SIGINT)
     job.all_end(6)
+
+
+@scenario("a run that was killed while it met leaves files; the next one of its name isn't led astray")
+def _(world):
+    job = Job(world, "again", ranks=(0,))
+    folder = until("rank 0 writes its hub", 5, lambda: [
+        at for at, _, files in os.walk(world.temporary) if "hub" in files])[0]
+    job.processes[0].kill(signal.SIGKILL)
+    job.processes[0].ends(2)
+    expect(os.path.exists(os.path.join(folder, "hub")), "nothing was left, nothing is tested")
+    job = Job(world, "again", ranks=(1, 2, 3, 4, 5))
+    time.sleep(0.5)
+    first = Job(world, "again", ranks=(0,)).processes[0]
+    first.says("version 1 ", 20, stream="out")
+    job.processes.append(first)
+    first.kill(signal.SIGINT)
+    job.all_end(PUSH_S)
 
 
 def interrupt(world, rank):
