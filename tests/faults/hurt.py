@@ -18,10 +18,12 @@ def kill_rollout(world, replica, rank):
     victim, sibling = run.rollouts[replica, rank], run.rollouts[replica, 1 - rank]
     other = 1 - replica
     before, since = sibling.mark(), len(run.pushes())
-    version = run.mid_transfer((replica, rank))
+    version = run.mid_transfer((replica, rank), 0.15)
+    sibling.says("version %d begins" % version, 5, before)  # so it has dumped the one before
     dumps = {r: digest(run.dump_path(replica, r)) for r in range(2)}
     victim.kill(signal.SIGKILL)
     expect(victim.ends(2) == -signal.SIGKILL, "it wasn't killed")
+    expect(not victim.lines("version %d has landed" % version), "it was killed too late")
     push = run.push("the push of version %d ends" % version, PUSH_S + 2, since,
                     lambda p: p["version"] == version)
     states = {r["replica"]: r for r in push["replicas"]}
