@@ -17,10 +17,10 @@
 #include "lib/base/base.h"
 
 #define PLANNER_VERSION 1
-#define BOX_DIM_MAX 4    /* dims of a canonical tensor */
-#define LOCAL_DIM_MAX 6  /* dims of a param: a stack adds one */
-#define RANKS_MAX 65536
-#define ARENA_ALIGN 256  /* of each param in a spare arena */
+#define BOX_DIM_MAX	4 /* dims of a canonical tensor */
+#define LOCAL_DIM_MAX	6 /* dims of a param: a stack adds one */
+#define RANKS_MAX	65536
+#define ARENA_ALIGN	256 /* of each param in a spare arena */
 
 enum side { SIDE_TRAINER = 0, SIDE_ROLLOUT };
 
@@ -29,29 +29,30 @@ enum side { SIDE_TRAINER = 0, SIDE_ROLLOUT };
  * layers and experts is one rule (layouts.md, models/).
  */
 struct tensor_rule {
-	const char *name;              /* with {L} and {E} where it has them */
-	enum ws_dtype dtype;           /* as in the checkpoint */
+	const char *name;    /* with {L} and {E} where it has them */
+	enum ws_dtype dtype; /* as in the checkpoint */
 	uint32_t dim_count;
 	uint64_t dim[BOX_DIM_MAX];
-	int32_t layer_lo, layer_hi;    /* [lo, hi); -1, -1 where the name has no {L} */
-	int32_t expert_lo, expert_hi;  /* likewise for {E} */
+	int32_t layer_lo, layer_hi;   /* [lo, hi); -1, -1 where the name has no {L} */
+	int32_t expert_lo, expert_hi; /* likewise for {E} */
 };
 
 /* Writes the name with layer and expert put in; returns its length (as snprintf). */
-int tensor_name(const struct tensor_rule *rule, int32_t layer, int32_t expert, char *out, size_t bytes);
+int tensor_name(const struct tensor_rule *rule, int32_t layer, int32_t expert, char *out,
+		size_t bytes);
 
 /*
  * A canonical tensor's box and its place in a local param: element (i0, i1, ..) of the box lies
  * at local element place + sum(i_d * stride[d]).  Strides may be any, also out of order.
  */
 struct piece {
-	uint32_t tensor;               /* index of its tensor_rule */
-	int32_t slot;                  /* under `k`: position in the rank's expert list; else -1 */
+	uint32_t tensor; /* index of its tensor_rule */
+	int32_t slot;	 /* under `k`: position in the rank's expert list; else -1 */
 	uint32_t dim_count;
-	uint64_t offset[BOX_DIM_MAX];  /* of the box in the canonical tensor */
-	uint64_t extent[BOX_DIM_MAX];  /* never 0 */
+	uint64_t offset[BOX_DIM_MAX]; /* of the box in the canonical tensor */
+	uint64_t extent[BOX_DIM_MAX]; /* never 0 */
 	uint64_t place;
-	int64_t stride[BOX_DIM_MAX];   /* in local elements */
+	int64_t stride[BOX_DIM_MAX]; /* in local elements */
 };
 
 /* A param rule evaluated at one rank's coordinates: the same for each layer (and each expert,
@@ -61,10 +62,10 @@ struct form {
 	uint32_t dim_count;
 	uint64_t dim[LOCAL_DIM_MAX];
 	uint64_t element_count;
-	uint64_t covered_count;        /* elements that pieces cover; the rest is zero */
+	uint64_t covered_count; /* elements that pieces cover; the rest is zero */
 	uint32_t piece_count;
 	const struct piece *pieces;
-	uint32_t id;                   /* equal ids of one manifest and rule: equal forms */
+	uint32_t id; /* equal ids of one manifest and rule: equal forms */
 };
 
 /* ------------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ uint32_t manifest_world(const struct manifest *manifest); /* ranks; of one repli
 const char *manifest_model(const struct manifest *manifest);
 const char *manifest_framework(const struct manifest *manifest);
 const char *manifest_quant(const struct manifest *manifest); /* first scheme named, or NULL */
-uint64_t manifest_digest(const struct manifest *manifest);   /* of its meaning, not its white space */
+uint64_t manifest_digest(const struct manifest *manifest); /* of its meaning, not its white space */
 uint32_t manifest_tensor_count(const struct manifest *manifest);
 const struct tensor_rule *manifest_tensor(const struct manifest *manifest, uint32_t index);
 /* Whether this (target) manifest declares that `from` may be cast to `to`. */
@@ -91,14 +92,14 @@ bool manifest_casts(const struct manifest *manifest, enum ws_dtype from, enum ws
 
 /* A param rule, for planning by rule instead of by param. */
 struct param_rule {
-	const char *name;       /* with {L}, {L-nl}, {E}, {e} */
-	enum ws_dtype dtype;    /* of the local param */
-	bool each_layer;        /* one param per layer of its set on this rank's stage */
-	bool each_expert;       /* one param per local expert */
-	bool stacks_experts;    /* has a `k`: pieces carry slots */
-	bool inplace;           /* lands direct, or by a post step */
-	const char *post;       /* named post step, or NULL */
-	const char *quant;      /* scheme, or NULL */
+	const char *name;    /* with {L}, {L-nl}, {E}, {e} */
+	enum ws_dtype dtype; /* of the local param */
+	bool each_layer;     /* one param per layer of its set on this rank's stage */
+	bool each_expert;    /* one param per local expert */
+	bool stacks_experts; /* has a `k`: pieces carry slots */
+	bool inplace;	     /* lands direct, or by a post step */
+	const char *post;    /* named post step, or NULL */
+	const char *quant;   /* scheme, or NULL */
 };
 
 uint32_t manifest_rule_count(const struct manifest *manifest);
@@ -116,29 +117,29 @@ uint32_t manifest_layers(const struct manifest *manifest, uint32_t rule, uint32_
 			 const int32_t **layers_out);
 /* The experts of a rank at a layer for a rule with {E}: *experts_out[slot] is the logical expert
  * (an expert may appear twice with redundant slots).  Count 0 for rules without {E}. */
-uint32_t manifest_experts(const struct manifest *manifest, uint32_t rule, uint32_t rank, int32_t layer,
-			  const int32_t **experts_out);
+uint32_t manifest_experts(const struct manifest *manifest, uint32_t rule, uint32_t rank,
+			  int32_t layer, const int32_t **experts_out);
 
 /* ---- One rank's params, laid out: rule order, then layer, then expert.  The index in this list
  * is the param's number everywhere (address tables, plans, reports). */
 struct param {
 	const char *name;
 	uint32_t rule;
-	int32_t layer, expert;   /* -1 where it has none; expert is the logical one */
-	int32_t slot;            /* of an each_expert param: position in the expert list, else -1 */
+	int32_t layer, expert; /* -1 where it has none; expert is the logical one */
+	int32_t slot;	       /* of an each_expert param: position in the expert list, else -1 */
 	enum ws_dtype dtype;
 	const struct form *form;
-	uint64_t bytes;          /* element_count times the dtype's bytes; may be 0 (empty shard) */
-	uint64_t arena_offset;   /* in a spare arena: params in order, each at ARENA_ALIGN */
+	uint64_t bytes;	       /* element_count times the dtype's bytes; may be 0 (empty shard) */
+	uint64_t arena_offset; /* in a spare arena: params in order, each at ARENA_ALIGN */
 };
 
 struct rank_params {
 	uint32_t count;
-	struct param *params;    /* in the arena given */
-	uint32_t *index;         /* for rank_params_find: a hash of names; in the arena */
+	struct param *params; /* in the arena given */
+	uint32_t *index;      /* for rank_params_find: a hash of names; in the arena */
 	uint32_t index_mask;
-	uint64_t bytes;          /* sum of params' bytes */
-	uint64_t arena_bytes;    /* of a spare arena that holds them all */
+	uint64_t bytes;	      /* sum of params' bytes */
+	uint64_t arena_bytes; /* of a spare arena that holds them all */
 };
 
 int manifest_params(const struct manifest *manifest, uint32_t rank, struct arena *arena,
@@ -163,8 +164,9 @@ struct tensor_listing {
 	uint64_t dim[BOX_DIM_MAX];
 };
 int model_builtin(struct model **model_out, const char *name, struct ws_error *err);
-int model_from_tensors(struct model **model_out, const char *name, const void *config_json, size_t bytes,
-		       const struct tensor_listing *tensors, uint32_t count, struct ws_error *err);
+int model_from_tensors(struct model **model_out, const char *name, const void *config_json,
+		       size_t bytes, const struct tensor_listing *tensors, uint32_t count,
+		       struct ws_error *err);
 /* A smaller model of the same kind: about numerator/denominator of the bytes; fewer layers (each
  * kind kept), experts and vocabulary rows first, widths last. */
 int model_scale(struct model **model_out, const struct model *model, uint64_t numerator,
@@ -181,16 +183,17 @@ const char *const *layout_names(void);
 
 struct manifest_options {
 	enum side side;
-	const char *layout;    /* "fsdp2", "megatron", "vllm", "sglang" */
-	const char *mesh;      /* "dp=3", "dp=2,tp=2": axes slowest first */
-	const char *dtype;     /* params' dtype if not the checkpoint's: "f32"; or NULL */
-	const char *casts;     /* "f32:bf16,bf16:f16": casts this target allows; or NULL */
-	const char *quant;     /* scheme name, or NULL */
+	const char *layout; /* "fsdp2", "megatron", "vllm", "sglang" */
+	const char *mesh;   /* "dp=3", "dp=2,tp=2": axes slowest first */
+	const char *dtype;  /* params' dtype if not the checkpoint's: "f32"; or NULL */
+	const char *casts;  /* "f32:bf16,bf16:f16": casts this target allows; or NULL */
+	const char *quant;  /* scheme name, or NULL */
 };
 
-/* Writes a manifest's JSON.  All that is wrong with layout against mesh and model goes to findings. */
-int manifest_make(const struct model *model, const struct manifest_options *options, struct writer *out,
-		  struct findings *findings, struct ws_error *err);
+/* Writes a manifest's JSON.  All that is wrong with layout against mesh and model goes to findings.
+ */
+int manifest_make(const struct model *model, const struct manifest_options *options,
+		  struct writer *out, struct findings *findings, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * Planning.
@@ -199,18 +202,23 @@ int manifest_make(const struct model *model, const struct manifest_options *opti
 /* Rules: the hub's, the same for everybody; travel as opaque bytes. */
 struct rules {
 	uint32_t planner_version;
-	uint64_t op_bytes;            /* multiple of 4096; default 1 MiB */
-	uint64_t staging_bytes;       /* of a sender; default 64 MiB; multiple of op_bytes */
-	uint64_t recv_staging_bytes;  /* of a receiver's ring; default 64 MiB */
-	uint64_t run_bytes_min;       /* strided target runs from this size on are written run by run; 64 KiB */
-	uint64_t pack_bytes_max;      /* copies below it share one packed copy; 256 KiB */
-	uint64_t bucket_bytes;        /* aimed-at bytes per bucket over all; 0: about a layer each */
+	uint64_t op_bytes;	     /* multiple of 4096; default 1 MiB */
+	uint64_t staging_bytes;	     /* of a sender; default 64 MiB; multiple of op_bytes */
+	uint64_t recv_staging_bytes; /* of a receiver's ring; default 64 MiB */
+	uint64_t run_bytes_min;	 /* strided target runs from this size on are written run by run; 64
+				    KiB */
+	uint64_t pack_bytes_max; /* copies below it share one packed copy; 256 KiB */
+	uint64_t bucket_bytes;	 /* aimed-at bytes per bucket over all; 0: about a layer each */
 	bool wire_digests;
-	bool barrier;                 /* no replica commits before all have landed */
+	bool barrier; /* no replica commits before all have landed */
 };
 
-#define RULES_DEFAULT {.planner_version = PLANNER_VERSION, .op_bytes = 1u << 20, .staging_bytes = 64u << 20, \
-	.recv_staging_bytes = 64u << 20, .run_bytes_min = 64u << 10, .pack_bytes_max = 256u << 10}
+#define RULES_DEFAULT                                                        \
+	{                                                                    \
+		.planner_version = PLANNER_VERSION, .op_bytes = 1u << 20,    \
+		.staging_bytes = 64u << 20, .recv_staging_bytes = 64u << 20, \
+		.run_bytes_min = 64u << 10, .pack_bytes_max = 256u << 10     \
+	}
 
 int rules_check(const struct rules *rules, struct ws_error *err);
 void rules_encode(const struct rules *rules, struct writer *out);
@@ -220,16 +228,16 @@ bool rules_same(const struct rules *a, const struct rules *b);
 /* Members in one order everywhere: trainer ranks 0..T-1, then each replica in the roster in
  * ascending order, its ranks 0..R-1.  The index in this order is the member's index in a plan. */
 struct place {
-	char host[64];       /* equal on one host */
+	char host[64]; /* equal on one host */
 	uint32_t nic_count;
-	uint64_t mbps;       /* of all its NICs; 0 unknown: all alike */
+	uint64_t mbps; /* of all its NICs; 0 unknown: all alike */
 };
 
 struct plan_input {
 	const struct manifest *trainer, *rollout; /* borrowed for the plan's life */
-	const uint32_t *replicas;                 /* ids of the replicas in the roster, ascending */
+	const uint32_t *replicas;		  /* ids of the replicas in the roster, ascending */
 	uint32_t replica_count;
-	const struct place *places;               /* by member index; NULL: every member its own host, 1 NIC */
+	const struct place *places; /* by member index; NULL: every member its own host, 1 NIC */
 	struct rules rules;
 };
 
@@ -242,35 +250,36 @@ static inline uint64_t ws_op_count(uint64_t bytes, uint64_t op_bytes)
 struct plan_part {
 	uint32_t src_param, dst_param; /* numbers in the sender's and the receiver's rank_params */
 	uint32_t dim_count;
-	uint64_t extent[BOX_DIM_MAX];  /* in target order: the last one is the innermost at the target */
+	uint64_t extent[BOX_DIM_MAX]; /* in target order: the last one is the innermost at the
+					 target */
 	uint64_t src_offset, dst_offset;
 	int64_t src_stride[BOX_DIM_MAX], dst_stride[BOX_DIM_MAX];
-	enum ws_dtype from, to;        /* the wire carries `to` */
-	uint64_t wire_offset;          /* in the copy; multiple of 16; row-major by extent[] */
+	enum ws_dtype from, to; /* the wire carries `to` */
+	uint64_t wire_offset;	/* in the copy; multiple of 16; row-major by extent[] */
 };
 
 /* One contiguous write of a sender to a receiver, cut into ops by op_bytes. */
 struct plan_copy {
 	uint32_t bucket;
 	uint32_t sender, receiver;     /* member indexes */
-	uint64_t bytes;                /* on the wire; > 0 */
-	uint64_t first_op;             /* in this pair: 0.. */
-	uint32_t op_count;             /* ws_op_count(bytes, op_bytes) */
-	uint32_t counter;              /* in this pair: which counter its ops feed */
-	bool gather;                   /* bytes aren't one contiguous, uncast run at the source */
-	int64_t ring;                  /* -1: lands straight in parts[0].dst_param at dst_offset;
-	                                * else the number of this ring copy in this pair: it lands in
-	                                * slot ring % slot_count and is unpacked part by part; from
-	                                * ring >= slot_count on, credit ring - slot_count comes first */
-	uint32_t part_count;           /* 1 unless packed into the ring */
+	uint64_t bytes;		       /* on the wire; > 0 */
+	uint64_t first_op;	       /* in this pair: 0.. */
+	uint32_t op_count;	       /* ws_op_count(bytes, op_bytes) */
+	uint32_t counter;	       /* in this pair: which counter its ops feed */
+	bool gather;		       /* bytes aren't one contiguous, uncast run at the source */
+	int64_t ring;		       /* -1: lands straight in parts[0].dst_param at dst_offset;
+					* else the number of this ring copy in this pair: it lands in
+					* slot ring % slot_count and is unpacked part by part; from
+					* ring >= slot_count on, credit ring - slot_count comes first */
+	uint32_t part_count;	       /* 1 unless packed into the ring */
 	const struct plan_part *parts; /* valid until the next call with the same cursor */
 };
 
 /* A counter of a pair at its receiver: the direct copies of one bucket, or one ring copy. */
 struct plan_counter {
 	uint32_t bucket;
-	int64_t ring;                  /* -1: direct copies */
-	uint32_t op_count;             /* threshold, the digest's op included */
+	int64_t ring;	   /* -1: direct copies */
+	uint32_t op_count; /* threshold, the digest's op included */
 	uint64_t bytes;
 };
 
@@ -278,19 +287,20 @@ struct plan_counter {
 struct plan_pair {
 	uint32_t sender, receiver;
 	uint64_t bytes;
-	uint64_t data_op_count;        /* ops of copies: ids 0..; with wire_digests the op of counter c is
-	                                * data_op_count + c */
+	uint64_t data_op_count; /* ops of copies: ids 0..; with wire_digests the op of counter c is
+				 * data_op_count + c */
 	uint64_t op_count;
 	uint32_t counter_count;
 	const struct plan_counter *counters;
-	uint32_t ring_count;           /* ring copies */
-	uint32_t credit_count;         /* max(0, ring_count - slot_count): imm-only ops back to the sender */
-	uint64_t digest;               /* over everything above and each copy: both ends compare it */
+	uint32_t ring_count; /* ring copies */
+	uint32_t
+		credit_count; /* max(0, ring_count - slot_count): imm-only ops back to the sender */
+	uint64_t digest;      /* over everything above and each copy: both ends compare it */
 };
 
 struct plan_totals {
 	uint64_t bytes, boxes, runs, copies, ops, classes;
-	uint64_t class_count[4];       /* boxes by contiguity: both, dst only, src only, none */
+	uint64_t class_count[4]; /* boxes by contiguity: both, dst only, src only, none */
 	uint64_t send_min, send_mean, send_max, receive_min, receive_mean, receive_max;
 	uint32_t senders_idle;
 	uint32_t bucket_count;
@@ -311,7 +321,7 @@ void plan_free(struct plan *plan);
 uint32_t plan_member_count(const struct plan *plan);
 /* "trainer 2", "rollout 1.0 (replica 1, rank 0)". */
 const char *plan_member_name(const struct plan *plan, uint32_t member, char *out, size_t bytes);
-uint64_t plan_digest(const struct plan *plan);     /* over manifests, roster, places, rules */
+uint64_t plan_digest(const struct plan *plan); /* over manifests, roster, places, rules */
 const struct plan_totals *plan_totals(const struct plan *plan);
 uint32_t plan_bucket_count(const struct plan *plan);
 /* A bucket's name for people: "model.layers.7" */
@@ -332,9 +342,11 @@ struct plan_cursor {
 	uint64_t at;
 	void *state; /* the plan's */
 };
-bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor, struct plan_copy *copy_out);
+bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor,
+		    struct plan_copy *copy_out);
 /* What self receives, by sender, then in that pair's op order. */
-bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor, struct plan_copy *copy_out);
+bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
+		       struct plan_copy *copy_out);
 
 /*
  * check.c: not the code that planned.  Walks a member's copies against an interval account of

@@ -255,4 +255,3 @@ int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws
 	rollout->thread_started = true;
 	return wait_wired(rollout, deadline_in_ms(deadline_ms), err);
 }
-

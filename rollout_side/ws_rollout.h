@@ -124,7 +124,6 @@ WS_API int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, u
 WS_API void ws_rollout_say_verified(struct ws_rollout *rollout, uint64_t version, uint64_t bytes,
 				    uint64_t different_bytes);
 
-
 #ifdef __cplusplus
 }
 #endif
