@@ -11,7 +11,6 @@ failures=0
 
 end_test() {
 	jobs -p | while read -r pid; do kill -9 "$pid" 2>/dev/null; done
-	pkill -9 -f "$work" 2>/dev/null
 	rm -rf "$work"
 }
 trap end_test EXIT
