@@ -81,10 +81,10 @@ part() {
 	title=$1
 	shift
 	echo "== $title"
-	start=$(date +%s)
+	part_start=$(date +%s)
 	"$@"
 	minutes="$minutes
-  $(awk "BEGIN{printf \"%5.1f\", ($(date +%s) - $start) / 60}") min  $title"
+  $(awk "BEGIN{printf \"%5.1f\", ($(date +%s) - $part_start) / 60}") min  $title"
 }
 
 scripts() {
