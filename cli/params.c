@@ -63,6 +63,8 @@ static int visit_pieces(const struct rank_memory *memory, const struct manifest 
 struct filling {
 	const struct rank_memory *memory;
 	const struct checkpoint *checkpoint;
+	struct progress_line *line;
+	uint64_t done_bytes, all_bytes;
 	void *buffer; /* owned; one tensor's wanted rows */
 	size_t buffer_bytes;
 };
@@ -131,14 +133,23 @@ static int fill_piece(void *arg, const struct tensor_rule *rule, const char *nam
 	move.src = (const char *)filling->buffer + inside;
 	move.from = tensor->dtype;
 	convert_move(&move);
+	filling->done_bytes += rows * row_bytes;
+	progress_line_say(filling->line, "reading the checkpoint: %.2f of %.2f GB",
+			  (double)filling->done_bytes / 1e9, (double)filling->all_bytes / 1e9);
 	return 0;
 }
 
 int fill_params(const struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
 		const struct checkpoint *checkpoint, struct ws_error *err)
 {
-	struct filling filling = {.memory = memory, .checkpoint = checkpoint};
+	struct progress_line line;
+	struct filling filling = {.memory = memory,
+				  .checkpoint = checkpoint,
+				  .line = &line,
+				  .all_bytes = memory->params.bytes};
+	progress_line_start(&line);
 	int rc = visit_pieces(memory, manifest, rank, fill_piece, &filling, err);
+	progress_line_end(&line);
 	mem_free(filling.buffer);
 	return rc;
 }
