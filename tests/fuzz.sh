@@ -4,6 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 fuzz=build-clang-address,undefined
 cd "$tests/.." || exit 1
+mkdir -p "$build/logs"
 make -s -j"$(nproc)" CC=clang SAN=address,undefined OPT="-O1 -g -fsanitize=fuzzer-no-link" \
 	$fuzz/internal.a $fuzz/commands.a >"$work/log" 2>&1 || {
 	failed "fuzz: build" "make failed" "$work/log"
