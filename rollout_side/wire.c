@@ -116,14 +116,14 @@ static int pairs_make(struct ws_rollout *rollout, const struct member_event *eve
 }
 
 /* The peers of a wiring that ends go to the fence; those it already has stay with it. */
-static int old_keep(struct ws_rollout *rollout)
+static int old_keep(struct ws_rollout *rollout, struct ws_error *err)
 {
 	struct wire *wire = &rollout->wire;
 	size_t bytes = wire->old_count * sizeof(*wire->old);
 
 	void *old = mem_grow(wire->old, bytes, bytes + wire->pair_count * sizeof(*wire->old) + 1);
 	if (old == NULL)
-		return -ENOMEM;
+		return ws_fail(err, -ENOMEM, "no memory to close %u pairs", wire->pair_count);
 	wire->old = old;
 	for (uint32_t i = 0; i < wire->pair_count; i++) {
 		struct pair *pair = &wire->pairs[i];
@@ -162,7 +162,7 @@ void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *
 	struct ws_error err = {0};
 
 	version_wired(&rollout->version, false, &none);
-	int rc = old_keep(rollout);
+	int rc = old_keep(rollout, &err);
 	if (rollout->engine != NULL)
 		engine_end(rollout->engine);
 	old_sort(rollout, event);
@@ -428,7 +428,7 @@ void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
 	struct ws_error err;
 	bool closed;
 
-	if (rollout->engine == NULL || old_keep(rollout) != 0)
+	if (rollout->engine == NULL || old_keep(rollout, &err) != 0)
 		return;
 	engine_end(rollout->engine);
 	while (engine_fence(rollout->engine, &closed, &err) == -EAGAIN) {
