@@ -2,14 +2,15 @@
 /*
  * weightsync: the map of the program.
  *
- *   keygen                        the run's key file                           keygen.c
- *   synth, manifest, plan         a checkpoint, its layouts, who sends what    synth.c manifest.c
- * plan.c run                           a whole job under a launcher, verified       run.c hub,
- * push, serve              the same, as separate processes              hub.c push.c serve.c
- *   status, nics, bench           looking at a run, a host, the speed          status.c nics.c
- * bench.c
+ *   keygen                   the run's key file                keygen.c
+ *   synth, manifest, plan    a checkpoint, its layouts, who    synth.c manifest.c plan.c
+ *                            sends what
+ *   run                      a whole job under a launcher,     run.c trainer_role.c rollout_role.c
+ *                            verified                          oracle*.c
+ *   hub, push, serve         the same, as separate processes   hub.c push.c serve.c
+ *   status, nics, bench      looking at a run, a host, speed   status.c nics.c bench.c
  *
- * Shared by them: options.c output.c launch.c load.c fill.c oracle.c.  Each command is one arrow of
+ * Shared by them: options.c output.c launch.c load.c params.c job.c.  Each command is one arrow of
  * the picture in README.md; what it does is in planner/, lib/ and the two sides.
  */
 #include <signal.h>

@@ -40,15 +40,17 @@ enum ws_buffers {
  * Hooks, all optional.  arg comes back.  0 or a negative errno with a sentence in err.  They may
  * take as long as the engine needs; nothing of weightsync is blocked but this rank's progress.
  *
- *   on_begin   an update begins: inplace: stop serving, the memory is poisoned from now on
- * (-EAGAIN: not yet, called again at the next step until the engine has all its ranks at the same
- * one); double: nothing needs to be done. on_pause   double only, all bytes have landed: stop
- * serving at a step that is the same on all ranks of the replica; -EAGAIN: not yet, called again at
- * the next step. on_reload  the new bytes are in the engine's memory: derive what depends on them.
- * An error poisons this replica: it is dropped and named. on_resume  all ranks of the replica have
- * reloaded: serve. on_abort   the update died.  serving_old: the old weights are whole and may be
- * served (double before commit); else the memory is poisoned: refuse to serve until a later
- * on_resume.
+ *   on_begin   an update begins.  In place: stop serving, the memory is poisoned from now on;
+ *              -EAGAIN: not yet, called again at the next step until the engine has all its ranks
+ *              at the same one.  Double: nothing needs to be done.
+ *   on_pause   double only, all bytes have landed: stop serving at a step that is the same on all
+ *              ranks of the replica; -EAGAIN: not yet, called again at the next step
+ *   on_reload  the new bytes are in the engine's memory: derive what depends on them.  An error
+ *              poisons this replica: it is dropped and named.
+ *   on_resume  all ranks of the replica have reloaded: serve
+ *   on_abort   the update died.  serving_old: the old weights are whole and may be served (double
+ *              before commit); else the memory is poisoned: refuse to serve until a later
+ *              on_resume.
  */
 struct ws_rollout_hooks {
 	int (*on_begin)(void *arg, uint64_t version, struct ws_error *err);
