@@ -78,6 +78,13 @@ static void world_of_six(struct world *world, const struct hub_options *options)
 	push_ok(world, 1);
 }
 
+/* The hub's begin may reach the rollouts before it reaches trainer 0. */
+static bool trainer_0_has_joined(const struct world *world, const void *arg)
+{
+	const struct actor *rollout = arg;
+	return world->actor[0].joined == rollout->attempt;
+}
+
 /* Trainer 1 writes nothing, so that the attempt stays in the middle. */
 static void begin_and_stay(struct world *world, uint64_t version)
 {
@@ -85,6 +92,7 @@ static void begin_and_stay(struct world *world, uint64_t version)
 	world_push(world, version);
 	for (uint32_t i = world->trainers; i < world->count; i++)
 		ck_assert(world_run(world, rollout_is_ready, &world->actor[i]));
+	ck_assert(world_run(world, trainer_0_has_joined, &world->actor[world->trainers]));
 }
 
 START_TEST(a_lost_rollout_takes_only_its_replica)

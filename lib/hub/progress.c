@@ -56,9 +56,7 @@ void replica_admit(struct progress *progress, uint32_t index)
 		struct seat *seat = replica_rank(progress, index, rank);
 		seat->in = seat->joined;
 	}
-	struct replica *replica = &progress->replicas[index];
-	replica->decided = true;
-	replica->error = (struct ws_error){0};
+	progress->replicas[index].decided = true; /* why it was dropped stays until it begins again */
 }
 
 static void word_set(struct progress *progress, uint32_t index, enum replica_word word)
