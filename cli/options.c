@@ -185,12 +185,15 @@ int options_parse(const struct command *command, const struct option_spec *optio
 	struct ws_error err = {0};
 
 	make_tables(options, count, longs, shorts);
-	optind = 1;
+	optind = 0; /* glibc: starts afresh, in the middle of no old argv */
 	opterr = 0;
 	for (int found; (found = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
 		const char *given = argv[optind - 1];
 		if (found == 'h')
 			return print_command_help(command, options, count);
+		if (found == '?' && optopt > 0 && optopt < 256)
+			return say_usage(command, "there is no option '-%c', or it takes no value",
+					 optopt);
 		if (found == '?')
 			return say_usage(command, "there is no option '%s', or it takes no value",
 					 given);

@@ -27,6 +27,7 @@ for command in keygen synth manifest plan hub push serve run bench nics status; 
 	gives 0 "usage: weightsync $command" weightsync "$command" --help
 	gives 2 "see weightsync $command --help" weightsync "$command" --no-such-option
 done
+gives 2 "there is no option '-z'" weightsync plan -zo x a b
 gives 2 "option '--op-bytes': '3X' is not a size; good ones are 4096, 64K" weightsync plan --op-bytes 3X a b
 gives 2 "option '--deadline': '5' is not a time" weightsync status --deadline 5
 gives 2 "two manifests are needed" weightsync plan one.json
