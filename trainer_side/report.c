@@ -21,6 +21,7 @@ static void replica_report(struct ws_trainer *trainer, const struct replica_view
 {
 	const struct push *push = &trainer->push;
 
+	out->text[0] = '\0';
 	out->replica = view->replica;
 	out->live_version = view->live_version;
 	out->live = view->in && view->live_version == push->version;

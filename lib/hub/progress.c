@@ -56,8 +56,8 @@ void replica_admit(struct progress *progress, uint32_t index)
 		struct seat *seat = replica_rank(progress, index, rank);
 		seat->in = seat->joined;
 	}
-	progress->replicas[index].decided =
-		true; /* why it was dropped stays until it begins again */
+	/* Why it was dropped stays until it begins again. */
+	progress->replicas[index].decided = true;
 }
 
 static void word_set(struct progress *progress, uint32_t index, enum replica_word word)

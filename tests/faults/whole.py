@@ -131,6 +131,7 @@ def _(world):
     time.sleep(0.5)
     first = Job(world, "again", ranks=(0,)).processes[0]
     first.says("version 1 ", 20, stream="out")
+    time.sleep(0.7)  # between two versions the end would be a normal one for the rollouts
     job.processes.append(first)
     first.kill(signal.SIGINT)
     job.all_end(PUSH_S)
