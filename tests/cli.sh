@@ -85,10 +85,14 @@ gives 1 'fp8-block' weightsync run --trainer T.json --rollout Q.json --replicas 
 # Output that can't be written is a failure.
 gives 1 'cannot write' sh -c 'weightsync plan T.json R.json >/dev/full'
 
-# What `make install` installs is enough to build a program.
+# What `make install` installs is enough to build a program (with the sanitizers of a build that has some).
+case $build in
+*build-address,undefined | *build-thread) sanitizers=-fsanitize=${build##*build-} ;;
+*) sanitizers= ;;
+esac
 if (cd "$tests/.." && make -s install BUILD="$build" DESTDIR="$work/root" PREFIX=/usr) >out 2>&1 &&
 	PKG_CONFIG_PATH=$work/root/usr/lib/pkgconfig pkg-config --exists weightsync &&
-	cc -I"$work/root/usr/include/weightsync" "$tests/../examples/trainer.c" -L"$work/root/usr/lib" -lweightsync \
+	cc $sanitizers -I"$work/root/usr/include/weightsync" "$tests/../examples/trainer.c" -L"$work/root/usr/lib" -lweightsync \
 		$(pkg-config --libs libfabric libzmq libcjson libxxhash) -lm -pthread -o trainer >>out 2>&1 &&
 	./trainer 2>&1 | grep -q 'usage: trainer' && [ -x "$work/root/usr/bin/weightsync" ]; then
 	passed "make install: a program builds with what it installs"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# usage: run.sh check|ci
+# usage: [PARTS=PATTERN] run.sh check|ci      PARTS: only the parts whose title matches (grep -E)
 # Runs the tests in parts, prints each part's minutes, and one closing line.  A test program is a
 # Check suite (its cases are counted) that exits 77 for a skip; a script prints "ok NAME",
 # "not ok NAME" or "skip NAME" lines.
@@ -90,6 +90,7 @@ programs() {
 part() {
 	title=$1
 	shift
+	echo "$title" | grep -qE "${PARTS:-.}" || return 0
 	echo "== $title"
 	part_start=$(date +%s)
 	"$@"
@@ -144,7 +145,7 @@ ci() {
 	part "tsan: what has threads" programs build-thread threaded
 	part "tsan: the examples" scripts build-thread examples
 	part "every nth allocation of starting a side" run_one mem_nth env WS_EVERY_NTH=1 build/tests/mem_nth_sides
-	part "asan+ubsan: the command line and the examples" scripts build-address,undefined cli examples
+	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates cli examples
 	part "valgrind" scripts build valgrind
 	part "fuzz" scripts build fuzz
 	part "tidy" command_passes tidy make -s tidy
