@@ -199,6 +199,17 @@ int manifest_make(const struct model *model, const struct manifest_options *opti
  * Planning.
  */
 
+/* What rollouts pass on among themselves, so that trainers needn't write it again. */
+enum fanout {
+	FANOUT_NONE = 0,
+	FANOUT_NODE,   /* what several ranks of a host hold alike, inside the host */
+	FANOUT_REPLICA /* everything, from each replica to the next one of the roster */
+};
+
+const char *fanout_name(enum fanout fanout);
+/* -EINVAL names the three. */
+int fanout_parse(const char *name, enum fanout *fanout_out, struct ws_error *err);
+
 /* Rules: the hub's, the same for everybody; travel as opaque bytes. */
 struct rules {
 	uint32_t planner_version;
@@ -211,6 +222,7 @@ struct rules {
 	uint64_t bucket_bytes;	 /* aimed-at bytes per bucket over all; 0: about a layer each */
 	bool wire_digests;
 	bool barrier; /* no replica commits before all have landed */
+	enum fanout fanout;
 };
 
 #define RULES_DEFAULT                                                        \
@@ -283,9 +295,16 @@ struct plan_counter {
 	uint64_t bytes;
 };
 
-/* What one sender sends to one receiver.  Both ends compute it. */
+/*
+ * What one sender sends to one receiver.  Both ends compute it.  With fan-out rollouts send too
+ * (forwards): direct copies only, straight out of the memory where what they forward has landed.
+ * The copies of bucket b of a rollout wait for all counters of bucket b of those pairs to it
+ * that feed; such a pair's sender is a trainer or of an earlier replica, so nobody waits in a
+ * circle.
+ */
 struct plan_pair {
 	uint32_t sender, receiver;
+	bool feeds; /* the receiver forwards of what it brings */
 	uint64_t bytes;
 	uint64_t data_op_count; /* ops of copies: ids 0..; with wire_digests the op of counter c is
 				 * data_op_count + c */
@@ -301,7 +320,10 @@ struct plan_pair {
 struct plan_totals {
 	uint64_t bytes, boxes, runs, copies, ops, classes;
 	uint64_t class_count[4]; /* boxes by contiguity: both, dst only, src only, none */
-	uint64_t send_min, send_mean, send_max, receive_min, receive_mean, receive_max;
+	uint64_t send_min, send_mean, send_max;		 /* of trainers */
+	uint64_t receive_min, receive_mean, receive_max; /* of rollouts, from anybody */
+	uint64_t forward_bytes;				 /* of bytes: what rollouts send */
+	uint64_t trainer_min, trainer_mean, trainer_max; /* of rollouts, from trainers */
 	uint32_t senders_idle;
 	uint32_t bucket_count;
 };

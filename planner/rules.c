@@ -6,6 +6,27 @@
 
 #define RULES_BYTES_MAX (1ull << 40) /* of any size in the rules */
 
+static const char *const fanout_names[] = {
+	[FANOUT_NONE] = "none",
+	[FANOUT_NODE] = "node",
+	[FANOUT_REPLICA] = "replica",
+};
+
+const char *fanout_name(enum fanout fanout)
+{
+	return fanout_names[fanout];
+}
+
+int fanout_parse(const char *name, enum fanout *fanout_out, struct ws_error *err)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(fanout_names); i++)
+		if (strcmp(name, fanout_names[i]) == 0) {
+			*fanout_out = (enum fanout)i;
+			return 0;
+		}
+	return ws_fail(err, -EINVAL, "fan-out is none, node or replica, not '%s'", name);
+}
+
 int rules_check(const struct rules *rules, struct ws_error *err)
 {
 	if (rules->planner_version != PLANNER_VERSION)
@@ -46,6 +67,7 @@ void rules_encode(const struct rules *rules, struct writer *out)
 	write_u64(out, rules->bucket_bytes);
 	write_u8(out, rules->wire_digests);
 	write_u8(out, rules->barrier);
+	write_u8(out, (uint8_t)rules->fanout);
 }
 
 int rules_decode(struct rules *rules_out, const void *bytes, size_t count, struct ws_error *err)
@@ -60,7 +82,8 @@ int rules_decode(struct rules *rules_out, const void *bytes, size_t count, struc
 	rules.pack_bytes_max = read_u64(&reader);
 	rules.bucket_bytes = read_u64(&reader);
 	uint8_t wire_digests = read_u8(&reader), barrier = read_u8(&reader);
-	if (!reader_done(&reader) || wire_digests > 1 || barrier > 1)
+	uint8_t fanout = read_u8(&reader);
+	if (!reader_done(&reader) || wire_digests > 1 || barrier > 1 || fanout > FANOUT_REPLICA)
 		return ws_fail(
 			err, -EPROTO,
 			"the hub's rules are %zu bytes that this version can't read: run one "
@@ -68,6 +91,7 @@ int rules_decode(struct rules *rules_out, const void *bytes, size_t count, struc
 			count);
 	rules.wire_digests = wire_digests != 0;
 	rules.barrier = barrier != 0;
+	rules.fanout = (enum fanout)fanout;
 	int rc = rules_check(&rules, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "the hub's rules");
@@ -82,5 +106,5 @@ bool rules_same(const struct rules *a, const struct rules *b)
 	       a->recv_staging_bytes == b->recv_staging_bytes &&
 	       a->run_bytes_min == b->run_bytes_min && a->pack_bytes_max == b->pack_bytes_max &&
 	       a->bucket_bytes == b->bucket_bytes && a->wire_digests == b->wire_digests &&
-	       a->barrier == b->barrier;
+	       a->barrier == b->barrier && a->fanout == b->fanout;
 }
