@@ -35,6 +35,9 @@ struct tensor_rule {
 	uint64_t dim[BOX_DIM_MAX];
 	int32_t layer_lo, layer_hi;   /* [lo, hi); -1, -1 where the name has no {L} */
 	int32_t expert_lo, expert_hi; /* likewise for {E} */
+	bool is_scale;		      /* derived: the scales that a scheme makes of a weight */
+	uint32_t weight_tensor; /* if is_scale: the rule of that weight, on this side; dims are
+				 * the weight's divided by the scheme's block, rounded up */
 };
 
 /* Writes the name with layer and expert put in; returns its length (as snprintf). */
@@ -90,20 +93,37 @@ const struct tensor_rule *manifest_tensor(const struct manifest *manifest, uint3
 /* Whether this (target) manifest declares that `from` may be cast to `to`. */
 bool manifest_casts(const struct manifest *manifest, enum ws_dtype from, enum ws_dtype to);
 
+/* What a quantization scheme makes of a weight: codes of one dtype, and a scale per block. */
+enum scheme_kind { SCHEME_BLOCK, SCHEME_CHANNEL, SCHEME_TENSOR };
+
+struct quant_scheme {
+	const char *name;
+	enum scheme_kind kind;
+	uint64_t block[2];	   /* rows and columns under one scale; channel: 1 and the row's
+				    * length (0); tensor: 0, 0: all */
+	enum ws_dtype code, scale; /* f8e4m3; f32 */
+	double eps;
+	bool pow2, reciprocal;
+};
+
 /* A param rule, for planning by rule instead of by param. */
 struct param_rule {
-	const char *name;    /* with {L}, {L-nl}, {E}, {e} */
-	enum ws_dtype dtype; /* of the local param */
-	bool each_layer;     /* one param per layer of its set on this rank's stage */
-	bool each_expert;    /* one param per local expert */
-	bool stacks_experts; /* has a `k`: pieces carry slots */
-	bool inplace;	     /* lands direct, or by a post step */
-	const char *post;    /* named post step, or NULL */
-	const char *quant;   /* scheme, or NULL */
+	const char *name;     /* with {L}, {L-nl}, {E}, {e} */
+	enum ws_dtype dtype;  /* of the local param */
+	bool each_layer;      /* one param per layer of its set on this rank's stage */
+	bool each_expert;     /* one param per local expert */
+	bool stacks_experts;  /* has a `k`: pieces carry slots */
+	bool inplace;	      /* lands direct, or by a post step */
+	const char *post;     /* named post step, or NULL */
+	const char *quant;    /* scheme, or NULL; of a scale too */
+	bool is_scale;	      /* its pieces are boxes of tensor rules with is_scale */
+	uint32_t weight_rule; /* if is_scale: the rule of the weight it goes with */
 };
 
 uint32_t manifest_rule_count(const struct manifest *manifest);
 const struct param_rule *manifest_rule(const struct manifest *manifest, uint32_t rule);
+/* The scheme of a weight's or a scale's rule; NULL where it has none. */
+const struct quant_scheme *manifest_scheme(const struct manifest *manifest, uint32_t rule);
 
 /* The rule evaluated at a rank; memoised; *form_out belongs to the manifest.  NULL where the
  * rank has no such param (its stage holds none of its layers, or a rows manifest says so).
@@ -267,7 +287,10 @@ struct plan_part {
 	uint64_t src_offset, dst_offset;
 	int64_t src_stride[BOX_DIM_MAX], dst_stride[BOX_DIM_MAX];
 	enum ws_dtype from, to; /* the wire carries `to` */
-	uint64_t wire_offset;	/* in the copy; multiple of 16; row-major by extent[] */
+	bool quantized;		/* `to` is a scheme's codes of src_param's elements */
+	bool scale; /* a scheme's scales of src_param: src_offset and src_stride are in the
+		     * weight's whole canonical scale tensor, row-major */
+	uint64_t wire_offset; /* in the copy; multiple of 16; row-major by extent[] */
 };
 
 /* One contiguous write of a sender to a receiver, cut into ops by op_bytes. */
