@@ -406,6 +406,10 @@ struct make {
 bool make_in_set(const struct make *make, const char *set, int32_t layer);
 /* Layers as a list of ranges; member[layer] says whether it is in. */
 void make_put_ranges(struct json_writer *json, const char *key, const uint8_t *member, int32_t end);
+/* Parts of a manifest that need the model only; import.c writes them too. */
+void make_put_tensors(struct json_writer *json, const struct model *model);
+void make_put_sym(struct json_writer *json, const struct model *model, uint64_t vocab_div);
+void make_put_casts(struct json_writer *json, const char *casts, struct findings *found);
 
 /* preset.c: the params. */
 void make_fsdp2(struct make *make);

@@ -51,12 +51,11 @@ void make_put_ranges(struct json_writer *json, const char *key, const uint8_t *m
 	json_end_array(json);
 }
 
-static void put_tensors(struct make *make)
+void make_put_tensors(struct json_writer *json, const struct model *model)
 {
-	struct json_writer *json = &make->json;
 	json_begin_array(json, "tensors");
-	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
-		const struct tensor_rule *rule = &make->model->tensors[i];
+	for (uint32_t i = 0; i < model->tensor_count; i++) {
+		const struct tensor_rule *rule = &model->tensors[i];
 		json_begin_object(json, NULL);
 		json_put_text(json, "name", rule->name);
 		json_put_text(json, "dtype", ws_dtype_name(rule->dtype));
@@ -145,35 +144,34 @@ static int put_sets(struct make *make)
 	return 0;
 }
 
-static void put_sym(struct make *make)
+void make_put_sym(struct json_writer *json, const struct model *model, uint64_t vocab_div)
 {
-	const struct model *model = make->model;
 	int64_t heads = model_number(model, "num_attention_heads", 1);
 	int64_t hidden = model_number(model, "hidden_size", 0);
-	json_begin_object(&make->json, "sym");
-	json_put_integer(&make->json, "num_hidden_layers", model->layer_count);
-	json_put_integer(&make->json, "num_attention_heads", heads);
-	json_put_integer(&make->json, "num_key_value_heads",
+	json_begin_object(json, "sym");
+	json_put_integer(json, "num_hidden_layers", model->layer_count);
+	json_put_integer(json, "num_attention_heads", heads);
+	json_put_integer(json, "num_key_value_heads",
 			 model_number(model, "num_key_value_heads", heads));
-	json_put_integer(&make->json, "head_dim",
+	json_put_integer(json, "head_dim",
 			 model_number(model, "head_dim", heads > 0 ? hidden / heads : 0));
-	json_put_integer(&make->json, "vocab_div", 128);
-	json_end_object(&make->json);
+	json_put_u64(json, "vocab_div", vocab_div);
+	json_end_object(json);
 }
 
 /* "f32:bf16,bf16:f16" */
-static void put_casts(struct make *make)
+void make_put_casts(struct json_writer *json, const char *casts, struct findings *found)
 {
 	char text[256], *rest = text;
-	if (make->options->casts == NULL)
+	if (casts == NULL)
 		return;
-	if (strlen(make->options->casts) >= sizeof(text))
-		return findings_add(&make->found, "cast", "casts", "the text is too long");
-	snprintf(text, sizeof(text), "%s", make->options->casts);
-	json_begin_array(&make->json, "casts");
+	if (strlen(casts) >= sizeof(text))
+		return findings_add(found, "cast", "casts", "the text is too long");
+	snprintf(text, sizeof(text), "%s", casts);
+	json_begin_array(json, "casts");
 	for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ","))
-		json_put_text(&make->json, NULL, item);
-	json_end_array(&make->json);
+		json_put_text(json, NULL, item);
+	json_end_array(json);
 }
 
 static void put_scheme(struct make *make)
@@ -252,12 +250,12 @@ static int make_text(struct make *make, struct ws_error *err)
 	json_put_text(json, "framework", make->options->layout);
 	json_put_text(json, "model", make->model->name);
 	json_put_integer(json, "world", make->ranks.world);
-	put_sym(make);
-	put_tensors(make);
+	make_put_sym(json, make->model, 128);
+	make_put_tensors(json, make->model);
 	put_ranks(make);
 	if (put_sets(make) != 0)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
-	put_casts(make);
+	make_put_casts(json, make->options->casts, &make->found);
 	put_scheme(make);
 	json_begin_array(json, "params");
 	if (strcmp(make->options->layout, "fsdp2") == 0)

@@ -23,9 +23,10 @@ static void put(struct digest *digest, uint64_t value)
 	digest_add(digest, bytes, sizeof(bytes));
 }
 
+/* No axis and one bound to 1 mean the same. */
 static void put_axis(struct digest *digest, const struct axis *axis)
 {
-	put(digest, axis == NULL ? UINT64_MAX : axis->part_count);
+	put(digest, axis == NULL ? 0 : axis->part_count);
 	for (uint32_t i = 0; axis != NULL && i < axis->part_count; i++) {
 		put(digest, axis->part_divisor[i]);
 		put(digest, axis->part_size[i]);
