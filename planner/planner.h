@@ -316,6 +316,7 @@ struct plan_counter {
 	int64_t ring;	   /* -1: direct copies */
 	uint32_t op_count; /* threshold, the digest's op included */
 	uint64_t bytes;
+	uint64_t gather_bytes; /* of them packed or converted by the sender */
 };
 
 /*

@@ -211,6 +211,7 @@ static int emit_copy(struct emit *emit, struct plan_copy *copy, const struct pla
 	copy->counter = pair->counter_count - 1;
 	counter->op_count += copy->op_count;
 	counter->bytes += copy->bytes;
+	counter->gather_bytes += copy->gather ? copy->bytes : 0;
 	pair->data_op_count += copy->op_count;
 	pair->bytes += copy->bytes;
 	pair->ring_count += copy->ring >= 0;
