@@ -39,4 +39,11 @@ struct bench_options {
  */
 int bench_transfer(const struct bench_options *options, struct ws_error *err);
 
+/*
+ * Planning: time and memory of whole plans and of one rank's part, from manifests' text to a
+ * checked plan.  No baseline: what counts are the budgets of README.md and how cost grows.
+ * Forks for each row; the caller has no other thread yet.
+ */
+int bench_plan(const struct bench_options *options, struct ws_error *err);
+
 #endif

@@ -30,9 +30,14 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		options_parse(command, options, ARRAY_SIZE(options), argc, argv, &what, 1, &count);
 	if (status >= 0)
 		return status;
-	if (count != 1 || strcmp(what, "transfer") != 0)
-		return say_usage(command, "the benchmark there is: transfer");
-	if (bench_transfer(&wanted, &err) != 0)
+	int (*bench)(const struct bench_options *, struct ws_error *) = NULL;
+	if (count == 1 && strcmp(what, "transfer") == 0)
+		bench = bench_transfer;
+	else if (count == 1 && strcmp(what, "plan") == 0)
+		bench = bench_plan;
+	if (bench == NULL)
+		return say_usage(command, "the benchmarks there are: transfer, plan");
+	if (bench(&wanted, &err) != 0)
 		return say_failure(&err);
 	if (fflush(stdout) != 0)
 		return say_failure(&(struct ws_error){.text = "cannot write the result"});
@@ -42,7 +47,8 @@ static int bench_run(const struct command *command, int argc, char **argv)
 const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
-	.usage = "transfer [--op-bytes SIZE] [--depth N] [--rounds N] [--json]",
-	.more = "transfer: the engine against bare fi_writemsg of the same provider, op size and depth.\n",
+	.usage = "transfer|plan [--op-bytes SIZE] [--depth N] [--rounds N] [--json]",
+	.more = "transfer: the engine against bare fi_writemsg of the same provider, op size and depth.\n"
+		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n",
 	.run = bench_run,
 };
