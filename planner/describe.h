@@ -96,14 +96,26 @@ struct spot {
 	uint32_t rank;
 	uint32_t expert_count; /* of the rank's list, for `k` */
 	bool stacks;	       /* the expression has a `k` */
+	/* What if: this axis had another size, and the rank were there on it.  NULL: as it is. */
+	const struct axis *axis;
+	uint32_t axis_size, axis_index;
+};
+
+/* How the pieces of a weight become those of its scale. */
+struct scaling {
+	const struct quant_scheme *scheme;
+	const struct tensor_rule *tensors; /* the manifest's */
+	const uint32_t *scale_of;	   /* by tensor */
+	bool stacks;
 };
 
 uint32_t axis_index(const struct axis *axis, uint32_t rank);
 /* The shape alone: finds every error of the expression at this spot and allocates nothing. */
 int expr_shape(const struct expr *expr, const struct spot *spot, struct shape *shape_out,
 	       struct ws_error *err);
-int expr_form(const struct expr *expr, const struct spot *spot, struct arena *arena,
-	      struct form *form_out, struct ws_error *err);
+/* scaling NULL: the weight's own form. */
+int expr_form(const struct expr *expr, const struct spot *spot, const struct scaling *scaling,
+	      struct arena *arena, struct form *form_out, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * manifest_parse.c and its helpers fill what manifest.c answers from.
@@ -132,14 +144,6 @@ struct layer_set {
 	const char *name;
 	uint32_t count;
 	struct layer_range *ranges; /* ascending */
-};
-
-struct scheme {
-	const char *name;
-	const char *kind, *format, *scale; /* as written */
-	uint64_t block[2];
-	double eps;
-	bool pow2, reciprocal;
 };
 
 /* The experts of every coordinate of an axis of n, for experts [lo, hi). */
@@ -173,6 +177,7 @@ struct rule {
 	uint32_t *stage_first; /* NULL without stages; layers of stage s: [s], [s + 1] */
 	int32_t stage;	       /* of a param without layers: enum stage_kind or a number */
 	const char *kind, *part_of, *scale; /* "param", "main", NULL: as written */
+	const struct quant_scheme *scheme;  /* of a weight with `q`, and of its scale */
 	const struct row_forms *rows;
 };
 
@@ -207,9 +212,11 @@ struct manifest {
 	struct expert_map *map;	      /* NULL: by place */
 	struct expert_lists **lists;
 	enum ws_dtype (*casts)[2];
-	struct scheme *schemes;
-	struct rule *rules; /* owned; grows while parsing */
-	struct memo *memo;  /* owned; the one part that changes later */
+	struct quant_scheme *schemes;
+	uint32_t *scale_of; /* by listed tensor: that of its scale, or UINT32_MAX */
+	const struct quant_scheme **tensor_scheme; /* likewise: by which it is quantized */
+	struct rule *rules;			   /* owned; grows while parsing */
+	struct memo *memo;			   /* owned; the one part that changes later */
 	uint32_t world, tensor_count, tensor_mask, mesh_count, binding_count, set_count;
 	uint32_t stage_layer_count, lists_count, cast_count, scheme_count, rule_count, rule_room;
 	enum side side;
@@ -283,6 +290,17 @@ bool rule_place(struct parse *parse, struct rule *rule, const int32_t *layers, u
 /* The key of a rank's coordinates for a rule: equal keys, equal forms. */
 uint64_t rule_key(const struct rule *rule, uint32_t rank);
 uint32_t rule_expert_count(const struct manifest *manifest, const struct rule *rule, uint32_t rank);
+
+/* quant.c: "schemes", and scales. */
+void parse_schemes(struct parse *parse, const struct json *json);
+const struct quant_scheme *scheme_find(const struct manifest *manifest, const char *name);
+/* Adds the scale of a quantized weight, behind it: derived tensors and a rule.  Findings "quant"
+ * and "block". */
+void add_scale_rule(struct parse *parse, uint32_t weight, uint32_t *visits_left);
+struct scaling scaling_of(const struct manifest *manifest, const struct rule *rule);
+/* Turns a weight's views and shape into its scale's; -EINVAL where a block is torn. */
+int views_scale(struct views *views, struct shape *shape, const struct scaling *scaling,
+		struct ws_error *err);
 
 /* rows.c: "rows". */
 void parse_rows(struct parse *parse, const struct json *json);
@@ -399,7 +417,8 @@ struct make {
 	struct json_writer json;
 	uint8_t **read; /* by tensor and layer + 1: some param reads it */
 	int32_t layer_end;
-	bool tied; /* the model has no lm_head of its own */
+	bool tied;		  /* the model has no lm_head of its own */
+	const char *scale_suffix; /* of the scheme's scales; NULL without one */
 };
 
 /* Whether a layer is of a preset's set: all, dense, moe, mtp. */

@@ -25,6 +25,11 @@ uint32_t axis_index(const struct axis *axis, uint32_t rank)
 	return index;
 }
 
+static uint32_t spot_index(const struct spot *spot, const struct axis *axis)
+{
+	return spot->axis == axis ? spot->axis_index : axis_index(axis, spot->rank);
+}
+
 static int check_dim(const struct walk *walk, const char *node, const struct expr *expr,
 		     const struct shape *shape)
 {
@@ -76,7 +81,8 @@ static int split_range(const struct walk *walk, const struct expr *expr, uint64_
 		       uint64_t *hi)
 {
 	const char *axis = expr->axis->name;
-	uint64_t i = axis_index(expr->axis, walk->spot->rank), n = expr->axis->size, u = expr->a;
+	uint64_t i = spot_index(walk->spot, expr->axis), u = expr->a;
+	uint64_t n = walk->spot->axis == expr->axis ? walk->spot->axis_size : expr->axis->size;
 	switch (expr->mode) {
 	case SPLIT_EVEN:
 		if (d % n != 0)
@@ -364,7 +370,7 @@ static int do_flatten(struct shape *shape, struct views *views)
 
 static int do_zero(const struct walk *walk, const struct expr *expr, struct views *views)
 {
-	if (views != NULL && axis_index(expr->axis, walk->spot->rank) != 0)
+	if (views != NULL && spot_index(walk->spot, expr->axis) != 0)
 		views_release(views);
 	return 0;
 }
@@ -433,13 +439,15 @@ int expr_shape(const struct expr *expr, const struct spot *spot, struct shape *s
 	return eval(&walk, expr, shape_out, NULL);
 }
 
-int expr_form(const struct expr *expr, const struct spot *spot, struct arena *arena,
-	      struct form *form_out, struct ws_error *err)
+int expr_form(const struct expr *expr, const struct spot *spot, const struct scaling *scaling,
+	      struct arena *arena, struct form *form_out, struct ws_error *err)
 {
 	struct walk walk = {.spot = spot, .err = err};
 	struct shape shape = {0};
 	struct views views = {0};
 	int rc = eval(&walk, expr, &shape, &views);
+	if (rc == 0 && scaling != NULL)
+		rc = views_scale(&views, &shape, scaling, err);
 	if (rc == 0)
 		rc = views_lower(&views, &shape, arena, form_out, err);
 	views_release(&views);

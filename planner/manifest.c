@@ -83,6 +83,11 @@ const struct param_rule *manifest_rule(const struct manifest *manifest, uint32_t
 	return &manifest->rules[rule].view;
 }
 
+const struct quant_scheme *manifest_scheme(const struct manifest *manifest, uint32_t rule)
+{
+	return manifest->rules[rule].scheme;
+}
+
 /* Index of a rank in a rule's rows; row_forms.count where it has none. */
 static uint32_t row_find(const struct row_forms *rows, uint32_t rank)
 {
@@ -185,7 +190,9 @@ static int evaluate(const struct manifest *manifest, uint32_t rule_index, const 
 	struct form *form = arena_alloc(&memo->arena, sizeof(*form));
 	if (memo->form_counts == NULL || form == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for the form of '%s'", rule->view.name);
-	int rc = expr_form(rule->expr, spot, &memo->arena, form, err);
+	struct scaling scaling = scaling_of(manifest, rule);
+	int rc = expr_form(rule->expr, spot, rule->view.is_scale ? &scaling : NULL, &memo->arena,
+			   form, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "'%s' at rank %u", rule->view.name, spot->rank);
 	form->id = memo->form_counts[rule_index]++;

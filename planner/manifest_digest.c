@@ -79,6 +79,7 @@ static void put_rule(struct digest *digest, const struct rule *rule)
 			    (uint64_t)rule->view.each_expert << 1 | rule->view.stacks_experts);
 	put_text(digest, rule->view.post);
 	put_text(digest, rule->view.quant);
+	put(digest, rule->view.is_scale ? rule->view.weight_rule : UINT64_MAX);
 	put_text(digest, rule->scale);
 	put_text(digest, rule->kind);
 	put_text(digest, rule->part_of);
@@ -119,11 +120,11 @@ static void put_lists(struct digest *digest, const struct manifest *manifest)
 		put(digest, (uint64_t)manifest->casts[i][0] << 8 | (uint64_t)manifest->casts[i][1]);
 	put(digest, manifest->scheme_count);
 	for (uint32_t i = 0; i < manifest->scheme_count; i++) {
-		const struct scheme *scheme = &manifest->schemes[i];
+		const struct quant_scheme *scheme = &manifest->schemes[i];
 		put_text(digest, scheme->name);
-		put_text(digest, scheme->kind);
-		put_text(digest, scheme->format);
-		put_text(digest, scheme->scale);
+		put_text(digest, scheme->suffix);
+		put(digest, (uint64_t)scheme->kind);
+		put(digest, (uint64_t)scheme->code << 8 | (uint64_t)scheme->scale);
 		put(digest, scheme->block[0]);
 		put(digest, scheme->block[1]);
 		digest_add(digest, &scheme->eps, sizeof(scheme->eps));
@@ -154,6 +155,7 @@ int manifest_digest_make(struct manifest *manifest, struct ws_error *err)
 		put(&digest, (uint64_t)(int64_t)rule->layer_hi);
 		put(&digest, (uint64_t)(int64_t)rule->expert_lo);
 		put(&digest, (uint64_t)(int64_t)rule->expert_hi);
+		put(&digest, rule->is_scale ? rule->weight_tensor : UINT64_MAX);
 	}
 	put_lists(&digest, manifest);
 	put(&digest, manifest->rule_count);

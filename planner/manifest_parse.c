@@ -225,9 +225,15 @@ static void parse_tensors(struct parse *parse, const struct json *json)
 			     "the list of canonical tensors is missing");
 		return;
 	}
-	manifest->tensors = parse_alloc(parse, json->count, sizeof(*manifest->tensors));
-	if (manifest->tensors == NULL)
+	/* Each may get a scale, behind the listed ones. */
+	uint32_t room = json->count * (manifest->scheme_count > 0 ? 2 : 1);
+	manifest->tensors = parse_alloc(parse, room, sizeof(*manifest->tensors));
+	manifest->scale_of = parse_alloc(parse, json->count, sizeof(*manifest->scale_of));
+	manifest->tensor_scheme = parse_alloc(parse, json->count, sizeof(struct quant_scheme *));
+	if (manifest->tensors == NULL || manifest->scale_of == NULL ||
+	    manifest->tensor_scheme == NULL)
 		return;
+	memset(manifest->scale_of, 0xff, json->count * sizeof(*manifest->scale_of));
 	uint32_t index = 0;
 	for (const struct json *it = json->first; it != NULL; it = it->next, index++) {
 		struct tensor_rule rule = {0};
@@ -308,49 +314,6 @@ static void parse_casts(struct parse *parse, const struct json *json)
 	}
 }
 
-static void parse_schemes(struct parse *parse, const struct json *json)
-{
-	static const char *const keys[] = {"kind", "block", "fmt",   "scale",
-					   "eps",  "pow2",  "recip", NULL};
-	struct manifest *manifest = parse->manifest;
-	if (json == NULL)
-		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "quant", "schemes", "expected an object of schemes");
-		return;
-	}
-	manifest->schemes = parse_alloc(parse, json->count, sizeof(*manifest->schemes));
-	if (manifest->schemes == NULL)
-		return;
-	for (const struct json *it = json->first; it != NULL; it = it->next) {
-		struct scheme *scheme = &manifest->schemes[manifest->scheme_count];
-		if (!parse_keys(parse, it, it->key, keys))
-			continue;
-		const struct json *block = json_get(it, "block"), *eps = json_get(it, "eps");
-		*scheme = (struct scheme){.name = parse_copy(parse, it->key),
-					  .kind = parse_text(parse, it, "kind", it->key),
-					  .format = parse_text(parse, it, "fmt", it->key),
-					  .scale = parse_text(parse, it, "scale", it->key),
-					  .eps = eps != NULL ? eps->number : 0,
-					  .pow2 = json_true(it, "pow2"),
-					  .reciprocal = json_true(it, "recip")};
-		for (uint32_t d = 0; block != NULL && d < 2; d++) {
-			const struct json *side = json_at(block, d);
-			if (block->count != 2 || side == NULL || !side->is_integer ||
-			    side->integer < 1) {
-				findings_add(&parse->found, "quant", it->key,
-					     "\"block\" must be two integers from 1 on");
-				break;
-			}
-			scheme->block[d] = (uint64_t)side->integer;
-		}
-		if (scheme->kind == NULL || scheme->format == NULL)
-			findings_add(&parse->found, "quant", it->key,
-				     "it needs \"kind\" and \"fmt\"");
-		manifest->scheme_count++;
-	}
-}
-
 static void parse_head(struct parse *parse, const struct json *json)
 {
 	struct manifest *manifest = parse->manifest;
@@ -384,10 +347,10 @@ static void parse_manifest(struct parse *parse, const struct json *json)
 		return;
 	parse_head(parse, json);
 	parse_sym(parse, json_get(json, "sym"));
+	parse_schemes(parse, json_get(json, "schemes"));
 	parse_tensors(parse, json_get(json, "tensors"));
 	parse_sets(parse, json_get(json, "layers"));
 	parse_casts(parse, json_get(json, "casts"));
-	parse_schemes(parse, json_get(json, "schemes"));
 	if (parse->manifest->world == 0 || parse->out_of_memory)
 		return;
 	parse_meshes(parse, json_get(json, "meshes"));

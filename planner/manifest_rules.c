@@ -16,6 +16,8 @@
 #define VISIT_MAX   (4u << 20)	/* shapes computed for one manifest; later ones when asked for */
 #define STAGE_ROOM  (16u << 20) /* rules times stages */
 
+static const char *const name_marks[] = {"{L}", "{L-nl}", "{E}", "{e}", NULL};
+
 struct rule *rule_add(struct parse *parse)
 {
 	struct manifest *manifest = parse->manifest;
@@ -253,15 +255,18 @@ static void parse_plain(struct parse *parse, const struct json *json, struct rul
 		       : parse_choice(parse, json, "mode", name, "staged", "inplace");
 	rule->view.inplace = strcmp(mode, "inplace") == 0;
 	parse_stage(parse, json, rule);
-	for (uint32_t i = 0; rule->view.quant != NULL; i++) {
-		if (i == manifest->scheme_count) {
-			findings_add(&parse->found, "quant", name, "\"schemes\" has no '%s'",
-				     rule->view.quant);
-			break;
-		}
-		if (strcmp(manifest->schemes[i].name, rule->view.quant) == 0)
-			break;
-	}
+	rule->scheme = rule->view.quant == NULL ? NULL : scheme_find(manifest, rule->view.quant);
+	if (rule->view.quant != NULL && rule->scheme == NULL)
+		findings_add(&parse->found, "quant", name, "\"schemes\" has no '%s'",
+			     rule->view.quant);
+	if (rule->scale != NULL && !name_marks_fit(rule->scale, name_marks))
+		findings_add(&parse->found, "name", name,
+			     "a brace in \"scale\" must begin {L}, {L-nl}, {E} or {e}");
+	if (rule->view.quant == NULL && rule->scale != NULL)
+		findings_add(&parse->found, "quant", name,
+			     "it has a \"scale\" and no \"q\", its scheme");
+	if (rule->scheme != NULL)
+		rule->view.dtype = rule->scheme->code;
 	const struct json *dtype = json_get(json, "dtype");
 	if (dtype == NULL)
 		return;
@@ -301,6 +306,8 @@ static void add_segment(struct parse *parse, struct param_parse *param, const st
 	if (rule->expr != NULL && rule_place(parse, rule, layers, count) &&
 	    place_experts(parse, param, rule) && parse->found.count == found)
 		check_shapes(parse, rule, visits_left);
+	if (rule->scheme != NULL && parse->found.count == found)
+		add_scale_rule(parse, parse->manifest->rule_count - 1, visits_left);
 }
 
 static bool parse_each(struct parse *parse, const struct json *each, struct param_parse *param,
@@ -387,7 +394,6 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 	static const char *const keys[] = {"p",	      "each", "mesh",  "x",	"dtype",
 					   "q",	      "mode", "post",  "scale", "stage",
 					   "derived", "kind", "model", "note",	NULL};
-	static const char *const marks[] = {"{L}", "{L-nl}", "{E}", "{e}", NULL};
 	char where[32];
 	snprintf(where, sizeof(where), "params[%u]", index);
 	struct param_parse param = {.parse = parse};
@@ -399,7 +405,7 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 		findings_add(&parse->found, "key", where, "\"p\", its name, is missing");
 		return;
 	}
-	if (!name_marks_fit(param.name, marks)) {
+	if (!name_marks_fit(param.name, name_marks)) {
 		findings_add(&parse->found, "name", param.name,
 			     "a brace must begin {L}, {L-nl}, {E} or {e}");
 		return;

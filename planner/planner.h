@@ -104,6 +104,7 @@ struct quant_scheme {
 	enum ws_dtype code, scale; /* f8e4m3; f32 */
 	double eps;
 	bool pow2, reciprocal;
+	const char *suffix; /* of a canonical scale's name: "_scale_inv" */
 };
 
 /* A param rule, for planning by rule instead of by param. */

@@ -239,7 +239,7 @@ static void put_param(struct make *make, const struct preset_param *param, const
 	if (stage != NULL)
 		json_put_text(json, "stage", stage);
 	if (make->options->quant != NULL && is_quantized(param)) {
-		snprintf(scale, sizeof(scale), "%s_scale_inv", name);
+		snprintf(scale, sizeof(scale), "%s%s", name, make->scale_suffix);
 		json_put_text(json, "dtype", "f8e4m3");
 		json_put_text(json, "q", make->options->quant);
 		json_put_text(json, "scale", scale);

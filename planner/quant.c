@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Quantized params: a manifest's "schemes", the scale that goes with each weight, and where its
+ * values lie.  A scale has its weight's expression; what differs is the unit: a block of the
+ * canonical weight is one element of the canonical scale.  So the weight's pieces are found
+ * first, and each must end between blocks.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "planner/describe.h"
+
+#define TORN_TRIES_MAX (1u << 16) /* forms looked at while a better size of an axis is sought */
+
+/* ---- "schemes". */
+
+static enum ws_dtype code_dtype(const char *name)
+{
+	if (name != NULL && strcmp(name, "e4m3") == 0)
+		return WS_F8_E4M3;
+	return name != NULL && strcmp(name, "e5m2") == 0 ? WS_F8_E5M2 : WS_NONE;
+}
+
+static enum ws_dtype scale_dtype(const char *name)
+{
+	static const enum ws_dtype dtypes[] = {WS_F32, WS_BF16, WS_F8_E8M0};
+	enum ws_dtype dtype = name == NULL ? WS_F32 : ws_dtype_parse(name);
+	if (name != NULL && strcmp(name, "ue8m0") == 0)
+		return WS_F8_E8M0;
+	for (size_t i = 0; i < ARRAY_SIZE(dtypes); i++) {
+		if (dtypes[i] == dtype)
+			return dtype;
+	}
+	return WS_NONE;
+}
+
+static void parse_block(struct parse *parse, const struct json *block, struct quant_scheme *scheme)
+{
+	bool fits = (block != NULL) == (scheme->kind == SCHEME_BLOCK);
+	scheme->block[0] = scheme->kind == SCHEME_CHANNEL ? 1 : 0;
+	for (uint32_t d = 0; fits && block != NULL && d < 2; d++) {
+		const struct json *side = json_at(block, d);
+		fits = block->count == 2 && side->is_integer && side->integer >= 1;
+		scheme->block[d] = fits ? (uint64_t)side->integer : 1;
+	}
+	if (!fits)
+		findings_add(&parse->found, "quant", scheme->name,
+			     "\"block\" must be two integers from 1 on, and goes with kind "
+			     "\"block\" only");
+}
+
+static void parse_scheme(struct parse *parse, const struct json *json, struct quant_scheme *scheme)
+{
+	static const char *const kinds[] = {
+		[SCHEME_BLOCK] = "block", [SCHEME_CHANNEL] = "channel", [SCHEME_TENSOR] = "tensor"};
+	const struct json *eps = json_get(json, "eps");
+	const char *kind = json_text(json, "kind", ""), *name = scheme->name;
+	uint32_t k = 0;
+	while (k < ARRAY_SIZE(kinds) && strcmp(kinds[k], kind) != 0)
+		k++;
+	if (k == ARRAY_SIZE(kinds))
+		findings_add(&parse->found, "quant", name,
+			     "\"kind\" must be \"block\", \"channel\" or \"tensor\", not '%s'",
+			     kind);
+	scheme->kind = k == ARRAY_SIZE(kinds) ? SCHEME_TENSOR : (enum scheme_kind)k;
+	scheme->suffix = parse_text(parse, json, "suffix", name);
+	if (scheme->suffix == NULL)
+		scheme->suffix = scheme->kind == SCHEME_BLOCK ? "_scale_inv" : "_scale";
+	scheme->code = code_dtype(json_text(json, "fmt", NULL));
+	if (scheme->code == WS_NONE)
+		findings_add(&parse->found, "quant", name, "\"fmt\" must be \"e4m3\" or \"e5m2\"");
+	scheme->scale = scale_dtype(json_text(json, "scale", NULL));
+	if (scheme->scale == WS_NONE)
+		findings_add(&parse->found, "quant", name,
+			     "\"scale\" must be \"f32\", \"bf16\" or \"ue8m0\"");
+	scheme->eps = eps == NULL ? 0 : eps->number;
+	scheme->pow2 = json_true(json, "pow2");
+	scheme->reciprocal = json_true(json, "recip");
+	if (scheme->scale == WS_F8_E8M0 && !scheme->pow2)
+		findings_add(&parse->found, "quant", name,
+			     "scales of dtype ue8m0 are powers of two: it needs \"pow2\": true");
+	if (k < ARRAY_SIZE(kinds))
+		parse_block(parse, json_get(json, "block"), scheme);
+}
+
+void parse_schemes(struct parse *parse, const struct json *json)
+{
+	static const char *const keys[] = {"kind", "block", "fmt",   "scale", "suffix",
+					   "eps",  "pow2",  "recip", NULL};
+	struct manifest *manifest = parse->manifest;
+	if (json == NULL)
+		return;
+	if (json->type != JSON_OBJECT) {
+		findings_add(&parse->found, "quant", "schemes", "expected an object of schemes");
+		return;
+	}
+	manifest->schemes = parse_alloc(parse, json->count, sizeof(*manifest->schemes));
+	if (manifest->schemes == NULL)
+		return;
+	for (const struct json *it = json->first; it != NULL; it = it->next) {
+		struct quant_scheme *scheme = &manifest->schemes[manifest->scheme_count];
+		if (!parse_keys(parse, it, it->key, keys))
+			continue;
+		scheme->name = parse_copy(parse, it->key);
+		if (scheme->name == NULL)
+			return;
+		parse_scheme(parse, it, scheme);
+		manifest->scheme_count++;
+	}
+}
+
+const struct quant_scheme *scheme_find(const struct manifest *manifest, const char *name)
+{
+	for (uint32_t i = 0; i < manifest->scheme_count; i++) {
+		if (strcmp(manifest->schemes[i].name, name) == 0)
+			return &manifest->schemes[i];
+	}
+	return NULL;
+}
+
+/* ---- Where a scale's values lie. */
+
+/* Elements of a dim that share a scale: those of the last two dims, `whole` for all of it. */
+static uint64_t granule(const struct quant_scheme *scheme, const struct tensor_rule *rule,
+			uint32_t dim)
+{
+	if (dim + 2 < rule->dim_count)
+		return 1;
+	uint32_t side = dim + 2 - rule->dim_count; /* 0: rows, 1: columns */
+	return scheme->block[side] == 0 ? rule->dim[dim] : scheme->block[side];
+}
+
+static uint64_t blocks_of(uint64_t elements, uint64_t each)
+{
+	return elements / each + (elements % each != 0);
+}
+
+/* One dim of a view: box and place in blocks.  The columns of a channel may be cut anywhere: each
+ * part has the whole row's scale. */
+static int scale_dim(const struct tensor_rule *rule, struct view *view, uint32_t d, uint64_t each,
+		     bool shared, struct ws_error *err)
+{
+	uint64_t *offset = &view->offset[d], *extent = &view->extent[d], dim = rule->dim[d];
+	uint64_t *at = &view->at[view->to[d]], end = *offset + *extent;
+	if (each == 1)
+		return 0;
+	if (view->step[d] != 1 && *extent > 1)
+		return ws_fail(err, -EINVAL,
+			       "rows of '%s' don't lie side by side, so its blocks have no place",
+			       rule->name);
+	if (shared) {
+		*offset = 0;
+		*extent = 1;
+	} else {
+		if (*offset % each != 0 || (end % each != 0 && end != dim))
+			return ws_fail(err, -EINVAL,
+				       "[%" PRIu64 ", %" PRIu64 ") of dim %u of '%s' tears a block "
+				       "of %" PRIu64,
+				       *offset, end, d, rule->name, each);
+		*offset /= each;
+		*extent = blocks_of(*extent, each);
+	}
+	if (*at % each != 0)
+		return ws_fail(err, -EINVAL,
+			       "in front of '%s' lie %" PRIu64
+			       " elements, and its blocks of %" PRIu64 " begin anew",
+			       rule->name, *at, each);
+	*at /= each;
+	view->step[d] = 1;
+	return 0;
+}
+
+/* Per tensor: one value for each tensor, in the order they were named, below the expert. */
+static void scale_whole_tensors(struct views *views, struct shape *shape, bool stacks)
+{
+	uint32_t kept = 0, most = 0, ordinal = 0;
+	for (uint32_t i = 0; i < views->count; i++) {
+		const struct view view = views->list[i];
+		bool again = false;
+		if (kept == 0 || views->list[kept - 1].slot != view.slot)
+			ordinal = 0;
+		for (uint32_t j = kept; j > 0 && views->list[j - 1].slot == view.slot && !again;
+		     j--)
+			again = views->list[j - 1].tensor == view.tensor;
+		if (again)
+			continue;
+		views->list[kept++] =
+			(struct view){.tensor = view.tensor,
+				      .slot = view.slot,
+				      .dim_count = 1,
+				      .extent = {1},
+				      .step = {1},
+				      .to = {stacks ? 1 : 0},
+				      .at = {stacks ? view.at[0] : ordinal, stacks ? ordinal : 0}};
+		ordinal++;
+		most = MAX(most, ordinal);
+	}
+	views->count = kept;
+	*shape = (struct shape){.dim_count = stacks ? 2 : 1,
+				.dim = {stacks ? shape->dim[0] : most, stacks ? most : 0}};
+}
+
+/* One view in blocks.  each_of: by local dim, how many elements of it a block has; 0: unknown. */
+static int scale_view(struct view *view, const struct scaling *scaling, uint64_t *each_of,
+		      struct ws_error *err)
+{
+	const struct tensor_rule *rule = &scaling->tensors[view->tensor];
+	bool shared = scaling->scheme->kind == SCHEME_CHANNEL;
+	uint32_t moved = 0;
+	for (uint32_t d = 0; d < view->dim_count; d++) {
+		uint64_t each = granule(scaling->scheme, rule, d);
+		uint32_t to = view->to[d];
+		if ((each > 1 && (moved >> to & 1) != 0) ||
+		    (each_of[to] != 0 && each_of[to] != each))
+			return ws_fail(err, -EINVAL,
+				       "dim %u mixes dims of different blocks, so its scale has no "
+				       "shape",
+				       to);
+		moved |= 1u << to;
+		each_of[to] = each;
+		int rc = scale_dim(rule, view, d, each, shared, err);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+int views_scale(struct views *views, struct shape *shape, const struct scaling *scaling,
+		struct ws_error *err)
+{
+	bool one = scaling->scheme->kind == SCHEME_TENSOR;
+	uint64_t each_of[LOCAL_DIM_MAX] = {0};
+	for (uint32_t i = 0; i < views->count; i++) {
+		struct view *view = &views->list[i];
+		int rc = one ? 0 : scale_view(view, scaling, each_of, err);
+		if (rc != 0)
+			return rc;
+		view->tensor = scaling->scale_of[view->tensor];
+	}
+	if (one)
+		scale_whole_tensors(views, shape, scaling->stacks);
+	for (uint32_t j = 0; j < shape->dim_count && !one; j++)
+		shape->dim[j] = blocks_of(shape->dim[j], MAX(each_of[j], 1));
+	return 0;
+}
+
+/* ---- The scale's tensors and rule. */
+
+/* The canonical scale of a weight: one that the manifest lists (a quantized checkpoint's), or a
+ * derived one.  UINT32_MAX and a finding where a listed one can't be it. */
+static uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *scheme,
+			     const char *where, uint32_t weight)
+{
+	struct manifest *manifest = parse->manifest;
+	const struct tensor_rule *of = &manifest->tensors[weight];
+	struct tensor_rule want = *of;
+	char name[2 * NAME_BYTES_MAX];
+	snprintf(name, sizeof(name), "%s%s", of->name, scheme->suffix);
+	want.dtype = scheme->scale;
+	want.is_scale = true;
+	want.weight_tensor = weight;
+	for (uint32_t d = 0; d < of->dim_count; d++)
+		want.dim[d] = blocks_of(of->dim[d], granule(scheme, of, d));
+	if (scheme->kind == SCHEME_TENSOR) {
+		want.dim_count = 1;
+		want.dim[0] = 1;
+	}
+	uint32_t listed = tensor_find(manifest, name, of->layer_lo);
+	if (listed == UINT32_MAX) {
+		want.name = parse_copy(parse, name);
+		manifest->tensors[manifest->tensor_count] = want;
+		return want.name == NULL ? UINT32_MAX : manifest->tensor_count++;
+	}
+	struct tensor_rule *is = &manifest->tensors[listed];
+	if (is->dtype != want.dtype || is->dim_count != want.dim_count ||
+	    memcmp(is->dim, want.dim, want.dim_count * sizeof(want.dim[0])) != 0 ||
+	    is->layer_lo > of->layer_lo || is->layer_hi < of->layer_hi ||
+	    is->expert_lo != of->expert_lo || is->expert_hi != of->expert_hi) {
+		findings_add(&parse->found, "quant", where,
+			     "\"tensors\" lists '%s', which isn't the scale that scheme '%s' gives "
+			     "'%s': its dtype, shape, layers or experts differ",
+			     name, scheme->name, of->name);
+		return UINT32_MAX;
+	}
+	is->is_scale = true;
+	is->weight_tensor = weight;
+	return listed;
+}
+
+/* Every tensor below an expression gets its scale; once, also for several params. */
+static bool scale_tensors(struct parse *parse, const struct quant_scheme *scheme, const char *where,
+			  const struct expr *expr)
+{
+	struct manifest *manifest = parse->manifest;
+	for (uint32_t i = 0; i < expr->child_count; i++) {
+		if (!scale_tensors(parse, scheme, where, expr->child[i]))
+			return false;
+	}
+	if (expr->op != OP_T)
+		return true;
+	uint32_t *scale = &manifest->scale_of[expr->tensor];
+	if (*scale == UINT32_MAX) {
+		*scale = scale_tensor(parse, scheme, where, expr->tensor);
+		manifest->tensor_scheme[expr->tensor] = scheme;
+	} else if (manifest->tensor_scheme[expr->tensor] != scheme) {
+		findings_add(&parse->found, "quant", where,
+			     "'%s' is quantized by '%s' here and by '%s' elsewhere",
+			     expr->rule->name, scheme->name,
+			     manifest->tensor_scheme[expr->tensor]->name);
+		return false;
+	}
+	return *scale != UINT32_MAX;
+}
+
+struct scaling scaling_of(const struct manifest *manifest, const struct rule *rule)
+{
+	return (struct scaling){.scheme = rule->scheme,
+				.tensors = manifest->tensors,
+				.scale_of = manifest->scale_of,
+				.stacks = rule->view.stacks_experts};
+}
+
+/* The largest divisor of an axis' size at which no part tears a block; 0: none. */
+static uint32_t untorn_size(const struct manifest *manifest, const struct rule *rule,
+			    const struct axis *axis, struct spot spot, uint32_t *tries_left)
+{
+	struct scaling scaling = scaling_of(manifest, rule);
+	for (uint32_t size = axis->size - 1; size > 0; size--) {
+		bool torn = axis->size % size != 0;
+		spot.axis = axis;
+		spot.axis_size = size;
+		for (spot.axis_index = 0; !torn && spot.axis_index < size; spot.axis_index++) {
+			struct arena arena = {0};
+			struct form form;
+			torn = *tries_left == 0 ||
+			       expr_form(rule->expr, &spot, &scaling, &arena, &form, NULL) != 0;
+			*tries_left -= torn ? 0 : 1;
+			arena_release(&arena);
+		}
+		if (!torn)
+			return size;
+	}
+	return 0;
+}
+
+/* Says where blocks are torn, and which size of which axis wouldn't. */
+static void say_torn(struct parse *parse, const struct rule *rule, const struct spot *spot,
+		     const char *why)
+{
+	uint32_t tries_left = TORN_TRIES_MAX;
+	char advice[256] = "no smaller size of an axis helps";
+	for (uint32_t i = 0; i < rule->axis_count; i++) {
+		const struct axis *axis = rule->axes[i];
+		if (axis == rule->expert_axis || axis->size == 1)
+			continue;
+		uint32_t size = untorn_size(parse->manifest, rule, axis, *spot, &tries_left);
+		if (size == 0)
+			continue;
+		snprintf(advice, sizeof(advice),
+			 "the largest size of axis '%.100s' that works is %u, not %u", axis->name,
+			 size, axis->size);
+		break;
+	}
+	findings_add(&parse->found, "block", rule->view.name, "at rank %u %s; %s", spot->rank, why,
+		     advice);
+}
+
+/* Evaluates the scale at each different coordinate: what tears a block is said while reading. */
+static void check_torn(struct parse *parse, uint32_t index, uint32_t *visits_left)
+{
+	const struct manifest *manifest = parse->manifest;
+	const struct rule *rule = &manifest->rules[index];
+	struct scaling scaling = scaling_of(manifest, rule);
+	uint64_t last_key = 0;
+	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
+		struct spot spot = {.rank = rank,
+				    .expert_count = rule_expert_count(manifest, rule, rank),
+				    .stacks = rule->view.stacks_experts};
+		uint64_t key = rule_key(rule, rank);
+		struct arena arena = {0};
+		struct form form = {0};
+		struct ws_error error;
+		/* Ranks in a row mostly share coordinates: DP, and axes that aren't named. */
+		if (rank > 0 && key == last_key)
+			continue;
+		last_key = key;
+		int rc = expr_form(rule->expr, &spot, &scaling, &arena, &form, &error);
+		*visits_left -= MIN(*visits_left, 1 + form.piece_count);
+		arena_release(&arena);
+		parse->out_of_memory = parse->out_of_memory || rc == -ENOMEM;
+		if (rc != 0)
+			return say_torn(parse, rule, &spot, error.text);
+	}
+}
+
+void add_scale_rule(struct parse *parse, uint32_t weight_index, uint32_t *visits_left)
+{
+	const struct manifest *manifest = parse->manifest;
+	const struct rule *weight = &manifest->rules[weight_index];
+	const struct quant_scheme *scheme = weight->scheme;
+	char name[2 * NAME_BYTES_MAX];
+	uint32_t found = parse->found.count;
+	if (weight->view.dtype != scheme->code)
+		return findings_add(&parse->found, "quant", weight->view.name,
+				    "scheme '%s' gives %s, and its dtype is %s", scheme->name,
+				    ws_dtype_name(scheme->code), ws_dtype_name(weight->view.dtype));
+	if (!scale_tensors(parse, scheme, weight->view.name, weight->expr))
+		return;
+	struct rule *rule = rule_add(parse);
+	if (rule == NULL)
+		return;
+	*rule = manifest->rules[weight_index];
+	snprintf(name, sizeof(name), "%s%s", rule->view.name, scheme->suffix);
+	rule->view.name = rule->scale != NULL ? rule->scale : parse_copy(parse, name);
+	rule->view.dtype = scheme->scale;
+	rule->view.is_scale = true;
+	rule->view.weight_rule = weight_index;
+	if (rule->view.name != NULL && parse->found.count == found)
+		check_torn(parse, manifest->rule_count - 1, visits_left);
+}
