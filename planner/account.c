@@ -7,11 +7,6 @@
 
 #include "planner/check.h"
 
-/* Elements [lo, hi) of a param, while a form's pieces are compared. */
-struct interval {
-	uint64_t lo, hi;
-};
-
 static int interval_order(const void *a, const void *b)
 {
 	const struct interval *x = a, *y = b;
@@ -47,20 +42,41 @@ static int piece_intervals(struct vec *list, const struct piece *piece)
 	return 0;
 }
 
-int account_form_overlaps(const struct form *form)
+static int form_intervals(const struct form *form, struct vec *list)
 {
-	struct vec list = {0};
 	int rc = 0;
 
 	for (uint32_t p = 0; rc == 0 && p < form->piece_count; p++)
-		rc = piece_intervals(&list, &form->pieces[p]);
-	if (rc == 0 && list.count > 0) {
-		struct interval *intervals = list.items;
-		qsort(intervals, list.count, sizeof(*intervals), interval_order);
-		for (size_t i = 1; rc == 0 && i < list.count; i++)
-			rc = intervals[i].lo < intervals[i - 1].hi;
-	}
+		rc = piece_intervals(list, &form->pieces[p]);
+	if (rc == 0 && list->count > 0)
+		qsort(list->items, list->count, sizeof(struct interval), interval_order);
+	return rc;
+}
+
+int account_form_overlaps(const struct form *form)
+{
+	struct vec list = {0};
+	int rc = form_intervals(form, &list);
+	const struct interval *intervals = list.items;
+
+	for (size_t i = 1; rc == 0 && i < list.count; i++)
+		rc = intervals[i].lo < intervals[i - 1].hi;
 	vec_release(&list);
+	return rc;
+}
+
+int account_form_stretches(const struct form *form, struct vec *list)
+{
+	int rc = form_intervals(form, list);
+	struct interval *intervals = list->items;
+	size_t count = 0;
+
+	for (size_t i = 0; rc == 0 && i < list->count; i++)
+		if (count > 0 && intervals[count - 1].hi == intervals[i].lo)
+			intervals[count - 1].hi = intervals[i].hi;
+		else
+			intervals[count++] = intervals[i];
+	list->count = count;
 	return rc;
 }
 
@@ -179,6 +195,48 @@ const char *account_fault(struct account *account, const struct rank_params *min
 		}
 	}
 	return NULL; /* a claim is always of a piece, so none is left */
+}
+
+static uint64_t common_volume(const struct box *a, const struct box *b)
+{
+	uint64_t volume = 1;
+
+	for (uint32_t d = 0; d < a->dim_count; d++) {
+		uint64_t lo = MAX(a->offset[d], b->offset[d]);
+		uint64_t hi = MIN(a->offset[d] + a->extent[d], b->offset[d] + b->extent[d]);
+		volume *= hi > lo ? hi - lo : 0;
+	}
+	return volume;
+}
+
+const struct claim *account_uncovered(const struct account *inside, struct account *of)
+{
+	const struct claim *claims = inside->claims.items, *have = of->claims.items;
+	size_t count = of->claims.count;
+
+	if (count > 0)
+		qsort(of->claims.items, count, sizeof(*have), claim_order);
+	for (size_t i = 0; i < inside->claims.count; i++) {
+		const struct claim *claim = &claims[i];
+		uint64_t covered = 0;
+		size_t lo = 0, hi = count;
+		while (lo < hi) {
+			size_t middle = (lo + hi) / 2;
+			const struct claim *at = &have[middle];
+			if (at->param < claim->param ||
+			    (at->param == claim->param && at->piece < claim->piece))
+				lo = middle + 1;
+			else
+				hi = middle;
+		}
+		for (;
+		     lo < count && have[lo].param == claim->param && have[lo].piece == claim->piece;
+		     lo++)
+			covered += common_volume(&have[lo].box, &claim->box);
+		if (covered != claim_volume(claim))
+			return claim;
+	}
+	return NULL;
 }
 
 /* A piece's dims from the widest stride down, all counted upwards. */

@@ -65,7 +65,7 @@ void balance_fill(const uint64_t *loads, const uint64_t *weights, uint32_t count
 static int sums_make(struct planning *planning, uint64_t *loads)
 {
 	const struct plan *plan = planning->plan;
-	uint32_t replicas = plan->input.replica_count;
+	uint32_t replicas = plan->fed_replicas;
 
 	for (size_t s = 0; s < planning->sets.count; s++) {
 		struct holder_set *set = planning_set(planning, (uint32_t)s);
@@ -115,8 +115,7 @@ static bool deal(struct planning *planning, struct holder_set *set, uint64_t *lo
 		around[i] = loads[set->ranks[i]];
 		weight[i] = weights[set->ranks[i]];
 	}
-	balance_fill(around, weight, set->count, set->total * planning->plan->input.replica_count,
-		     share);
+	balance_fill(around, weight, set->count, set->total * planning->plan->fed_replicas, share);
 	for (uint32_t i = 0; i < set->count; i++) {
 		changed = changed || share[i] != set->end[i];
 		set->end[i] = share[i];

@@ -27,8 +27,7 @@ static void part_side(const struct piece *piece, const struct box *box, enum ws_
 	*offset_out = (uint64_t)(place * bytes);
 }
 
-/* Whether the box lies in one piece, row after row, in a param with these strides. */
-static bool side_dense(const struct box *box, const struct piece *piece)
+bool box_dense(const struct box *box, const struct piece *piece)
 {
 	uint64_t want = 1;
 
@@ -42,11 +41,22 @@ static bool side_dense(const struct box *box, const struct piece *piece)
 	return true;
 }
 
+void boxes_count(struct plan *plan, const struct raw *raw)
+{
+	plan->sent[raw->sender] += raw->bytes;
+	plan->received[raw->receiver] += raw->bytes;
+	plan->totals.bytes += raw->bytes;
+	if (raw->sender < plan->trainer_count)
+		plan->from_trainers[raw->receiver] += raw->bytes;
+	else
+		plan->totals.forward_bytes += raw->bytes;
+}
+
 /* Counted by box, before it is cut for balance or merged: the numbers of layouts.md 5.2. */
 static void count_box(struct plan_totals *totals, const struct box *box, const struct piece *source,
 		      const struct piece *target)
 {
-	bool source_dense = side_dense(box, source), target_dense = side_dense(box, target);
+	bool source_dense = box_dense(box, source), target_dense = box_dense(box, target);
 	uint64_t rows = 1;
 
 	for (uint32_t d = 0; d + 1 < box->dim_count; d++)
@@ -54,6 +64,31 @@ static void count_box(struct plan_totals *totals, const struct box *box, const s
 	totals->boxes++;
 	totals->runs += source_dense && target_dense ? 1 : rows;
 	totals->class_count[(source_dense ? 0 : 1) + (target_dense ? 0 : 2)]++;
+}
+
+int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
+	      struct ws_error *err)
+{
+	struct plan *plan = planning->plan;
+	const struct holding *source = ends->source, *target = ends->target;
+	struct raw *raw = vec_add(&planning->raws, sizeof(*raw));
+
+	if (raw == NULL)
+		return plan_no_memory(err);
+	raw->sender = ends->sender;
+	raw->receiver = ends->receiver;
+	raw->part = (struct plan_part){.src_param = source->param,
+				       .dst_param = target->param,
+				       .dim_count = box->dim_count,
+				       .from = source->dtype,
+				       .to = target->dtype};
+	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
+	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);
+	part_side(target->piece, box, target->dtype, &raw->part.dst_offset, raw->part.dst_stride);
+	raw->bytes = box_volume(box) * ws_dtype_bytes(target->dtype);
+	shape_normalize(raw);
+	boxes_count(plan, raw);
+	return 0;
 }
 
 static int raw_add(const struct delivery *delivery, const struct box *box, uint32_t holder,
@@ -73,29 +108,17 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 				    &count, delivery->err);
 	if (rc != 0)
 		return rc;
-	source += from->nth;
-	target += atom->nth;
-	struct raw *raw = vec_add(&planning->raws, sizeof(*raw));
-	if (raw == NULL)
-		return plan_no_memory(delivery->err);
-	raw->sender = from->rank;
-	raw->receiver = member_of_rollout(plan, delivery->replica, atom->target);
-	raw->part = (struct plan_part){.src_param = source->param,
-				       .dst_param = target->param,
-				       .dim_count = box->dim_count,
-				       .from = source->dtype,
-				       .to = target->dtype};
-	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
-	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);
-	part_side(target->piece, box, target->dtype, &raw->part.dst_offset, raw->part.dst_stride);
-	raw->bytes = box_volume(box) * ws_dtype_bytes(target->dtype);
-	shape_normalize(raw);
-	planning->plan->sent[raw->sender] += raw->bytes;
-	planning->plan->received[raw->receiver] += raw->bytes;
-	planning->plan->totals.bytes += raw->bytes;
-	if (first)
-		count_box(&planning->plan->totals, &atom->box, source->piece, target->piece);
-	return 0;
+	const struct ends ends = {
+		.sender = from->rank,
+		.receiver = member_of_rollout(plan, delivery->replica, atom->target),
+		.source = source + from->nth,
+		.target = target + atom->nth,
+	};
+	rc = boxes_put(planning, &ends, box, delivery->err);
+	if (rc == 0 && first)
+		count_box(&planning->plan->totals, &atom->box, ends.source->piece,
+			  ends.target->piece);
+	return rc;
 }
 
 /*
@@ -170,11 +193,11 @@ int boxes_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err
 		planning_geometry(planning, planning->unit_geometry[unit]);
 	struct delivery delivery = {
 		.planning = planning, .geometry = geometry, .unit = unit, .err = err};
-	uint32_t lo = 0, hi = plan->input.replica_count;
+	uint32_t lo = 0, hi = plan->fed_replicas;
 
 	if (plan->self != PLAN_ALL && plan->self >= plan->trainer_count) {
 		lo = (plan->self - plan->trainer_count) / plan->rollout_count;
-		hi = lo + 1;
+		hi = MIN(hi, lo + 1);
 	}
 	for (uint32_t replica = lo; replica < hi; replica++) {
 		delivery.replica = replica;

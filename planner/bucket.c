@@ -160,7 +160,7 @@ static const char *bucket_name(struct planning *planning, const struct place_in_
 static uint64_t unit_bytes(const struct planning *planning, uint32_t unit)
 {
 	return planning_geometry(planning, planning->unit_geometry[unit])->bytes *
-	       planning->plan->input.replica_count;
+	       planning->plan->fed_replicas;
 }
 
 static uint64_t group_bytes(const struct planning *planning, const struct place_in_order *places,

@@ -24,6 +24,8 @@ struct checking {
 	struct peer *peers[2]; /* by rank of one side; of one replica */
 	struct pair_account *pairs;
 	struct account written;
+	struct account fed,
+		forwarded;  /* of written: what feeds; and what is sent on, at my params */
 	struct idmap forms; /* rule and form id: the form was looked at */
 };
 
@@ -126,7 +128,41 @@ static const char *part_fault(const struct plan_part *part, const struct rank_pa
 	return NULL;
 }
 
-static int check_parts(struct checking *checking, const struct plan_copy *copy, bool receives)
+/* The same elements the other way round: what is written becomes what is read. */
+static struct plan_part mirrored(const struct plan_part *part)
+{
+	struct plan_part mirror = *part;
+
+	mirror.src_param = part->dst_param;
+	mirror.dst_param = part->src_param;
+	mirror.src_offset = part->dst_offset;
+	mirror.dst_offset = part->src_offset;
+	memcpy(mirror.src_stride, part->dst_stride, sizeof(mirror.src_stride));
+	memcpy(mirror.dst_stride, part->src_stride, sizeof(mirror.dst_stride));
+	return mirror;
+}
+
+/* Follows the part, and notes what it writes here, or forwards from here. */
+static int follow_part(struct checking *checking, const struct plan_pair *pair,
+		       const struct plan_part *part, struct spot_param *source,
+		       struct spot_param *target, char *why, size_t why_bytes)
+{
+	const struct plan *plan = checking->plan;
+
+	if (pair->sender == plan->self && pair->sender >= plan->trainer_count) {
+		struct plan_part mirror = mirrored(part);
+		return account_part(&checking->forwarded, &mirror, target, source, why, why_bytes);
+	}
+	bool receives = pair->receiver == plan->self;
+	int rc = account_part(receives ? &checking->written : NULL, part, source, target, why,
+			      why_bytes);
+	if (rc == 0 && receives && pair->feeds)
+		rc = account_part(&checking->fed, part, source, target, why, why_bytes);
+	return rc;
+}
+
+static int check_parts(struct checking *checking, const struct plan_copy *copy,
+		       const struct plan_pair *pair)
 {
 	const struct rank_params *from, *to;
 	struct spot_param source = {0}, target = {0};
@@ -157,8 +193,7 @@ static int check_parts(struct checking *checking, const struct plan_copy *copy, 
 		if (rc == 0)
 			rc = peer_params(checking, copy->receiver, &target, part->dst_param, &to);
 		if (rc == 0)
-			rc = account_part(receives ? &checking->written : NULL, part, &source,
-					  &target, why, sizeof(why));
+			rc = follow_part(checking, pair, part, &source, &target, why, sizeof(why));
 		if (rc == 1) {
 			tell(checking, copy, "identity", why);
 			return 0;
@@ -214,6 +249,8 @@ static const char *numbers_fault(struct checking *checking, const struct plan_co
 		fault = "it is larger than a ring slot";
 	else if (copy->ring < 0 && copy->part_count != 1)
 		fault = "it has several parts and avoids the ring";
+	else if (copy->sender >= plan->trainer_count && (copy->ring >= 0 || copy->gather))
+		fault = "a forward isn't a plain write";
 	else if (copy->counter >= pair->counter_count)
 		fault = "it has no such counter";
 	else if (pair->counters[copy->counter].bucket != copy->bucket ||
@@ -230,12 +267,12 @@ static const char *numbers_fault(struct checking *checking, const struct plan_co
 	return NULL;
 }
 
-static int check_copy(struct checking *checking, const struct plan_copy *copy, bool receives)
+static int check_copy(struct checking *checking, const struct plan_copy *copy)
 {
 	uint32_t self = checking->plan->self;
 	uint32_t index = pair_of(checking->plan, copy->sender, copy->receiver);
 
-	if (index == NONE || (receives ? copy->receiver : copy->sender) != self) {
+	if (index == NONE || (copy->receiver == self) == (copy->sender == self)) {
 		findings_add(checking->findings, "pair", "plan",
 			     "a copy from member %" PRIu32 " to member %" PRIu32
 			     " isn't of a pair of member %" PRIu32,
@@ -247,7 +284,17 @@ static int check_copy(struct checking *checking, const struct plan_copy *copy, b
 		tell(checking, copy, "numbers", fault);
 		return 0;
 	}
-	return check_parts(checking, copy, receives);
+	return check_parts(checking, copy, &plan_pair_state(checking->plan, index)->pair);
+}
+
+/* Who feeds: a trainer, or a rank of an earlier replica.  So forwards never wait in a circle. */
+static bool may_feed(const struct plan *plan, const struct plan_pair *pair)
+{
+	uint32_t trainers = plan->trainer_count, ranks = plan->rollout_count;
+
+	return pair->receiver >= trainers &&
+	       (pair->sender < trainers ||
+		(pair->sender - trainers) / ranks < (pair->receiver - trainers) / ranks);
 }
 
 static const char *pair_fault(const struct plan *plan, const struct plan_pair *pair,
@@ -258,6 +305,12 @@ static const char *pair_fault(const struct plan *plan, const struct plan_pair *p
 				   ? account->ring_count - plan_slot_count(plan)
 				   : 0;
 
+	if (pair->receiver < plan->trainer_count || pair->receiver == pair->sender)
+		return "it sends where nobody receives";
+	if (pair->sender >= plan->trainer_count && plan->input.rules.fanout == FANOUT_NONE)
+		return "a rollout sends though nothing is forwarded";
+	if (pair->feeds && (plan->input.rules.fanout == FANOUT_NONE || !may_feed(plan, pair)))
+		return "it would make forwards wait in a circle";
 	if (pair->bytes != account->bytes || pair->data_op_count != account->next_op)
 		return "its bytes or ops aren't the sum of its copies";
 	if (pair->op_count != account->next_op + (uint64_t)digests * pair->counter_count)
@@ -339,6 +392,22 @@ static int check_coverage(struct checking *checking)
 	return 0;
 }
 
+/* What is forwarded must have come by a pair that feeds. */
+static int check_forwards(struct checking *checking)
+{
+	const struct rank_params *mine;
+	const struct claim *missing = account_uncovered(&checking->forwarded, &checking->fed);
+	char box[160];
+	int rc = missing == NULL ? 0 : peer_params(checking, checking->plan->self, NULL, 0, &mine);
+
+	if (rc != 0 || missing == NULL)
+		return rc;
+	findings_add(checking->findings, "forward", mine->params[missing->param].name,
+		     "%s of '%s' is forwarded, but nothing that forwards wait for brings it",
+		     box_text(&missing->box, box, sizeof(box)), mine->params[missing->param].name);
+	return 0;
+}
+
 static int accounts_make(struct checking *checking, struct arena *arena)
 {
 	const struct plan *plan = checking->plan;
@@ -365,14 +434,19 @@ static int check_member(struct checking *checking, const struct plan *plan)
 
 	checking->plan = plan;
 	checking->written.claims.count = 0;
+	checking->fed.claims.count = checking->forwarded.claims.count = 0;
 	rc = accounts_make(checking, &arena) != 0 ? plan_no_memory(checking->err) : 0;
-	while (rc == 0 && (receives ? plan_next_receive(plan, &cursor, &copy)
-				    : plan_next_send(plan, &cursor, &copy)))
-		rc = check_copy(checking, &copy, receives);
+	while (rc == 0 && plan_next_receive(plan, &cursor, &copy))
+		rc = check_copy(checking, &copy);
+	cursor = (struct plan_cursor){0};
+	while (rc == 0 && plan_next_send(plan, &cursor, &copy))
+		rc = check_copy(checking, &copy);
 	if (rc == 0)
 		check_pairs(checking);
 	if (rc == 0 && receives)
 		rc = check_coverage(checking);
+	if (rc == 0 && receives)
+		rc = check_forwards(checking);
 	arena_release(&arena);
 	return rc;
 }
@@ -411,6 +485,8 @@ int plan_check(const struct plan *plan, struct findings *findings, struct ws_err
 	if (rc == 0 && checking.findings->count > found)
 		rc = findings_fail(checking.findings, -EINVAL, err);
 	vec_release(&checking.written.claims);
+	vec_release(&checking.fed.claims);
+	vec_release(&checking.forwarded.claims);
 	idmap_release(&checking.forms);
 	arena_release(&checking.arena);
 	return rc;

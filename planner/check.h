@@ -18,6 +18,11 @@ struct account {
 	struct vec claims; /* of struct claim, as they came; neighbours joined */
 };
 
+/* Elements [lo, hi) of a param. */
+struct interval {
+	uint64_t lo, hi;
+};
+
 struct peer {
 	bool known;
 	struct rank_params params;
@@ -43,7 +48,15 @@ int account_part(struct account *account, const struct plan_part *part, struct s
 const char *account_fault(struct account *account, const struct rank_params *mine,
 			  struct claim *at_out);
 
+/* The first claim of `inside` that isn't wholly among those of `of`, which are disjoint; or NULL.
+ * Sorts `of`. */
+const struct claim *account_uncovered(const struct account *inside, struct account *of);
+
 /* Whether two pieces of a form share a local element: 0 or 1, -ENOMEM.  match.c asks it too. */
 int account_form_overlaps(const struct form *form);
+
+/* What a form covers, as stretches of local elements with gaps between them; list is empty, and
+ * the caller's to release. */
+int account_form_stretches(const struct form *form, struct vec *list);
 
 #endif

@@ -224,6 +224,15 @@ struct walk {
 	struct vec hashes; /* of uint64_t: by piece of the form at hand */
 };
 
+/* Whether the whole piece lies row after row. */
+static bool piece_dense(const struct piece *piece)
+{
+	struct box box = {.dim_count = piece->dim_count};
+
+	memcpy(box.extent, piece->extent, piece->dim_count * sizeof(uint64_t));
+	return box_dense(&box, piece);
+}
+
 static int walk_hashes(struct walk *walk, const struct form *form, enum ws_dtype dtype)
 {
 	walk->hashes.count = 0;
@@ -232,7 +241,9 @@ static int walk_hashes(struct walk *walk, const struct form *form, enum ws_dtype
 		uint64_t *hash = vec_add(&walk->hashes, sizeof(*hash));
 		if (hash == NULL)
 			return plan_no_memory(walk->err);
-		*hash = mix64(((uint64_t)dtype << 8 | piece->dim_count) + 0x9e3779b97f4a7c15ull);
+		*hash = mix64(((uint64_t)piece_dense(piece) << 16 | (uint64_t)dtype << 8 |
+			       piece->dim_count) +
+			      0x9e3779b97f4a7c15ull);
 		for (uint32_t d = 0; d < piece->dim_count; d++) {
 			*hash = mix64(*hash * 31 + piece->offset[d]);
 			*hash = mix64(*hash * 37 + piece->extent[d]);
@@ -245,7 +256,10 @@ static int walk_param(struct walk *walk, struct param *param)
 {
 	const struct manifest *manifest = walk->side->manifest;
 	const struct family *families = walk->planning->families.items;
-	struct visit visit = {.rank = walk->rank, .param = walk->param, .dtype = param->dtype};
+	struct visit visit = {.rank = walk->rank,
+			      .param = walk->param,
+			      .dtype = param->dtype,
+			      .form = param->form};
 
 	for (uint32_t i = 0; i < param->form->piece_count; i++) {
 		const struct piece *piece = &param->form->pieces[i];
@@ -356,7 +370,11 @@ static int entry_visit(void *arg, const struct visit *visit)
 		return 0;
 	struct entry *entry = &pattern->entries[pattern->entry_count];
 	*entry = (struct entry){
-		.rank = visit->rank, .dtype = visit->dtype, .box.dim_count = piece->dim_count};
+		.rank = visit->rank,
+		.dtype = visit->dtype,
+		.dense = piece_dense(piece),
+		.box.dim_count = piece->dim_count,
+	};
 	memcpy(entry->box.offset, piece->offset, piece->dim_count * sizeof(uint64_t));
 	memcpy(entry->box.extent, piece->extent, piece->dim_count * sizeof(uint64_t));
 	if (pattern->entry_count > 0 && entry[-1].rank == visit->rank)
@@ -475,7 +493,8 @@ static int holding_visit(void *arg, const struct visit *visit)
 				    .order = (uint32_t)list->count,
 				    .param = visit->param,
 				    .dtype = visit->dtype,
-				    .piece = visit->piece};
+				    .piece = visit->piece,
+				    .begins = visit->param_begins ? visit->form : NULL};
 	return 0;
 }
 

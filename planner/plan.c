@@ -15,6 +15,7 @@ static void planning_release(struct planning *planning)
 	}
 	vec_release(&planning->families);
 	vec_release(&planning->geometries);
+	vec_release(&planning->forwards);
 	vec_release(&planning->sets);
 	vec_release(&planning->raws);
 	vec_release(&planning->sorted);
@@ -88,10 +89,13 @@ static int keep_input(struct plan *plan, const struct plan_input *input, uint32_
 	plan->trainer_count = manifest_world(input->trainer);
 	plan->rollout_count = manifest_world(input->rollout);
 	plan->member_count = plan->trainer_count + plan->rollout_count * input->replica_count;
+	plan->fed_replicas = input->rules.fanout == FANOUT_REPLICA ? 1 : input->replica_count;
 	replicas = arena_array(&plan->arena, input->replica_count, sizeof(*replicas));
 	plan->sent = arena_array(&plan->arena, plan->member_count, sizeof(uint64_t));
 	plan->received = arena_array(&plan->arena, plan->member_count, sizeof(uint64_t));
-	if (replicas == NULL || plan->sent == NULL || plan->received == NULL)
+	plan->from_trainers = arena_array(&plan->arena, plan->member_count, sizeof(uint64_t));
+	if (replicas == NULL || plan->sent == NULL || plan->received == NULL ||
+	    plan->from_trainers == NULL)
 		return -ENOMEM;
 	memcpy(replicas, input->replicas, input->replica_count * sizeof(*replicas));
 	plan->input.replicas = replicas;
@@ -233,8 +237,12 @@ static int walk_buckets(struct planning *planning, struct ws_error *err)
 	for (uint32_t b = 0; rc == 0 && b < plan->bucket_count; b++) {
 		const struct unit_bucket *bucket = &plan->buckets[b];
 		planning->raws.count = 0;
-		for (uint32_t i = 0; rc == 0 && i < bucket->unit_count; i++)
-			rc = boxes_of_unit(planning, planning->order[bucket->unit_first + i], err);
+		for (uint32_t i = 0; rc == 0 && i < bucket->unit_count; i++) {
+			uint32_t unit = planning->order[bucket->unit_first + i];
+			rc = boxes_of_unit(planning, unit, err);
+			if (rc == 0)
+				rc = fanout_of_unit(planning, unit, err);
+		}
 		if (rc == 0)
 			rc = bucket_pairs(planning, b, err);
 	}
@@ -306,9 +314,16 @@ static int pairs_index(struct plan *plan)
 			plan->pairs.items);
 		return 0;
 	}
-	if (plan->self < plan->trainer_count)
-		return 0;
+	plan->send_first = (uint32_t)plan->pairs.count;
+	for (uint32_t i = 0; i < plan->pairs.count; i++) {
+		if (pairs[i].pair.sender != plan->self)
+			continue;
+		plan->send_first = MIN(plan->send_first, i);
+		plan->send_count++;
+	}
 	for (size_t i = 0; i < plan->pairs.count; i++) {
+		if (pairs[i].pair.sender == plan->self)
+			continue;
 		const struct segment *segments = pairs[i].segments.items;
 		for (size_t s = 0; s < pairs[i].segments.count; s++)
 			for (size_t c = 0; c < segments[s].copy_count; c++) {
@@ -358,7 +373,7 @@ static void totals_end(struct plan *plan)
 
 	assert(plan->trainer_count > 0 && plan->member_count > plan->trainer_count);
 	totals->bucket_count = plan->bucket_count;
-	totals->send_min = totals->receive_min = UINT64_MAX;
+	totals->send_min = totals->receive_min = totals->trainer_min = UINT64_MAX;
 	for (uint32_t i = 0; i < plan->member_count; i++) {
 		if (i < plan->trainer_count) {
 			totals->send_min = MIN(totals->send_min, plan->sent[i]);
@@ -367,10 +382,15 @@ static void totals_end(struct plan *plan)
 		} else {
 			totals->receive_min = MIN(totals->receive_min, plan->received[i]);
 			totals->receive_max = MAX(totals->receive_max, plan->received[i]);
+			totals->trainer_min = MIN(totals->trainer_min, plan->from_trainers[i]);
+			totals->trainer_max = MAX(totals->trainer_max, plan->from_trainers[i]);
 		}
 	}
-	totals->send_mean = totals->bytes / plan->trainer_count;
-	totals->receive_mean = totals->bytes / (plan->member_count - plan->trainer_count);
+	uint64_t trained = totals->bytes - totals->forward_bytes;
+	uint32_t rollouts = plan->member_count - plan->trainer_count;
+	totals->send_mean = trained / plan->trainer_count;
+	totals->receive_mean = totals->bytes / rollouts;
+	totals->trainer_mean = trained / rollouts;
 }
 
 static int plan_steps(struct planning *planning, struct ws_error *err)
@@ -381,6 +401,8 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 
 	check_globals(planning);
 	rc = match_make(planning, err);
+	if (rc == 0)
+		rc = fanout_make(planning, err);
 	if (rc == 0)
 		rc = geometry_make(planning, err);
 	if (rc == 0 && planning->findings->count == found)
@@ -467,27 +489,27 @@ struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index)
 
 uint32_t plan_send_pair_count(const struct plan *plan)
 {
-	return plan->self == PLAN_ALL || plan->self < plan->trainer_count
-		       ? (uint32_t)plan->pairs.count
-		       : 0;
+	return plan->self == PLAN_ALL ? (uint32_t)plan->pairs.count : plan->send_count;
 }
 
 const struct plan_pair *plan_send_pair(const struct plan *plan, uint32_t index)
 {
-	return &plan_pair_state(plan, index)->pair;
+	return &plan_pair_state(plan, plan->self == PLAN_ALL ? index : plan->send_first + index)
+			->pair;
 }
 
 uint32_t plan_receive_pair_count(const struct plan *plan)
 {
-	return plan->self == PLAN_ALL || plan->self >= plan->trainer_count
-		       ? (uint32_t)plan->pairs.count
-		       : 0;
+	return (uint32_t)plan->pairs.count - (plan->self == PLAN_ALL ? 0 : plan->send_count);
 }
 
 const struct plan_pair *plan_receive_pair(const struct plan *plan, uint32_t index)
 {
-	return &plan_pair_state(plan, plan->self == PLAN_ALL ? plan->by_receiver[index] : index)
-			->pair;
+	if (plan->self == PLAN_ALL)
+		index = plan->by_receiver[index];
+	else if (index >= plan->send_first)
+		index += plan->send_count;
+	return &plan_pair_state(plan, index)->pair;
 }
 
 uint32_t plan_slot_count(const struct plan *plan)
@@ -511,10 +533,13 @@ static void copy_fill(const struct plan *plan, size_t index, struct plan_copy *c
 
 bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor, struct plan_copy *copy_out)
 {
-	if (plan->self >= plan->trainer_count || cursor->at >= plan->copies.count)
-		return false;
-	copy_fill(plan, cursor->at++, copy_out);
-	return true;
+	/* Among a rollout's copies are those that it receives. */
+	while (cursor->at < plan->copies.count) {
+		copy_fill(plan, cursor->at++, copy_out);
+		if (copy_out->sender == plan->self)
+			return true;
+	}
+	return false;
 }
 
 bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,

@@ -3,6 +3,7 @@
  * What the planning half keeps for itself.  The way of a plan, each step a file:
  *
  *   match.c     canonical tensors of both sides become units; what each rank holds of a unit
+ *   fanout.c    what ranks hold alike: the slice that each gets from trainers, and the forwards
  *   geometry.c  source boxes of a unit become cells with holder sets, cut by target boxes: atoms
  *   balance.c   how much of a holder set's bytes each holder sends
  *   bucket.c    the one global order of units, cut into buckets
@@ -92,6 +93,7 @@ struct holding {
 	uint32_t param; /* its number on this rank */
 	enum ws_dtype dtype;
 	const struct piece *piece; /* the manifest's */
+	const struct form *begins; /* the param's, at its first piece; else NULL */
 };
 
 struct rank_holdings {
@@ -105,12 +107,29 @@ struct entry {
 	uint32_t rank;
 	uint32_t nth; /* among this rank's holdings of the unit */
 	enum ws_dtype dtype;
+	bool dense; /* it lies in one piece, row after row */
+	/* fanout.c's */
+	uint32_t again; /* how often this rank holds the same box before it */
+	bool shared;	/* trainers write the slice only, which may be empty */
+	struct box slice;
+};
+
+/* A box that one rank passes on to another of its node. */
+struct holder {
+	uint32_t rank, nth;
+};
+
+struct forward {
+	struct box box;
+	struct holder from, to;
 };
 
 struct pattern {
 	uint32_t unit; /* the first that has it */
 	uint32_t entry_count, entry_room;
 	struct entry *entries; /* by rank, then walk order */
+	size_t forward_first;  /* of planning->forwards */
+	uint32_t forward_count;
 };
 
 struct side_index {
@@ -125,10 +144,6 @@ struct side_index {
 };
 
 /* A source box and the ranks that hold all of it. */
-struct holder {
-	uint32_t rank, nth;
-};
-
 struct cell {
 	struct box box;
 	enum ws_dtype dtype;
@@ -215,7 +230,10 @@ struct plan {
 	struct unit_bucket *buckets;
 	uint32_t bucket_count;
 	struct plan_totals totals;
-	uint64_t *sent, *received; /* by member: the tensors' bytes, without gaps on the wire */
+	/* by member: the tensors' bytes, without gaps on the wire; received: from anybody */
+	uint64_t *sent, *received, *from_trainers;
+	uint32_t send_first, send_count; /* of pairs: where self is the sender */
+	uint32_t fed_replicas;		 /* that trainers write to: the first so many */
 };
 
 /* What exists only while a plan is made. */
@@ -231,7 +249,9 @@ struct planning {
 	uint32_t *unit_geometry; /* by unit, or NONE */
 	struct vec sets;	 /* of struct holder_set */
 	struct idmap set_map;
-	uint32_t *order; /* units in the global order */
+	uint32_t *node;	     /* by rollout rank: the lowest rank of its node; with fan-out */
+	struct vec forwards; /* of struct forward, by pattern */
+	uint32_t *order;     /* units in the global order */
 	uint32_t ordered_count;
 	struct idmap pair_map;
 	struct vec raws;   /* of struct raw: the bucket at hand */
@@ -259,11 +279,20 @@ struct visit {
 	bool param_begins;
 	enum ws_dtype dtype;
 	const struct piece *piece;
-	uint64_t box_hash; /* of the piece's box and the dtype */
+	const struct form *form;
+	uint64_t box_hash; /* of the piece's box, the dtype and whether it lies in one piece */
 };
 typedef int visit_fn(void *arg, const struct visit *visit);
 int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_fn *visit, void *arg,
 	       struct ws_error *err);
+
+/* ---- fanout.c */
+/* Cuts the target patterns' entries down to what trainers write. */
+int fanout_make(struct planning *planning, struct ws_error *err);
+/* Adds the forwards of a unit that the planned member takes part in to planning->raws. */
+int fanout_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err);
+/* Whether a rollout forwards of what this sender brings it. */
+bool fanout_feeds(const struct plan *plan, uint32_t sender);
 
 /* ---- geometry.c: findings "missing", "doubled", "dtype". */
 int geometry_make(struct planning *planning, struct ws_error *err);
@@ -302,6 +331,18 @@ int shape_pair(struct planning *planning, uint32_t bucket, const struct raw *con
 	       uint32_t count, struct ws_error *err);
 /* ---- boxes.c: adds what the planned member sends or receives of a unit to planning->raws. */
 int boxes_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err);
+
+/* A box on its way from one holding to another. */
+struct ends {
+	uint32_t sender, receiver;
+	const struct holding *source, *target;
+};
+int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
+	      struct ws_error *err);
+/* Adds the raw's bytes to what its ends send and receive. */
+void boxes_count(struct plan *plan, const struct raw *raw);
+/* Whether the box lies in one piece, row after row, in a param that holds it as this piece says. */
+bool box_dense(const struct box *box, const struct piece *piece);
 
 /* Ends a pair: thresholds, credits, digest. */
 void shape_pair_end(struct plan *plan, struct pair_state *state);

@@ -350,6 +350,7 @@ static int emit_straight(struct emit *emit)
 	const struct rules *rules = &planning->plan->input.rules;
 	const struct raw *raws = planning->shaped.items;
 	size_t count = planning->shaped.count, small = 0;
+	bool forwards = emit->state->pair.sender >= planning->plan->trainer_count;
 	int rc = 0;
 
 	planning->ring.count = 0;
@@ -358,7 +359,7 @@ static int emit_straight(struct emit *emit)
 	for (size_t i = 0; rc == 0 && i < count; i++) {
 		uint64_t run_bytes;
 		uint32_t dims = target_run(&raws[i].part, &run_bytes);
-		bool packs = raws[i].bytes < rules->pack_bytes_max && small >= 2;
+		bool packs = raws[i].bytes < rules->pack_bytes_max && small >= 2 && !forwards;
 		if (packs || (!raws[i].target_dense && run_bytes < rules->run_bytes_min))
 			rc = ring_add(planning, &raws[i].part, 0);
 		else if (raws[i].target_dense)
@@ -383,6 +384,7 @@ static struct pair_state *pair_find(struct planning *planning, uint32_t sender, 
 		return NULL;
 	state->pair.sender = sender;
 	state->pair.receiver = receiver;
+	state->pair.feeds = fanout_feeds(plan, sender);
 	state->chain = plan->digest;
 	return state;
 }
@@ -433,9 +435,15 @@ void shape_pair_end(struct plan *plan, struct pair_state *state)
 					  counters[i].op_count, counters[i].bytes};
 		chain = digest_bytes(words, sizeof(words), chain);
 	}
-	const uint64_t words[] = {pair->sender,	       pair->receiver,	   pair->bytes,
-				  pair->data_op_count, pair->op_count,	   pair->counter_count,
-				  pair->ring_count,    pair->credit_count, RING_SLOTS,
+	const uint64_t words[] = {(uint64_t)pair->feeds << 32 | pair->sender,
+				  pair->receiver,
+				  pair->bytes,
+				  pair->data_op_count,
+				  pair->op_count,
+				  pair->counter_count,
+				  pair->ring_count,
+				  pair->credit_count,
+				  RING_SLOTS,
 				  plan->slot_bytes};
 	pair->digest = digest_bytes(words, sizeof(words), chain);
 }
