@@ -114,6 +114,15 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 /* A folder with a checkpoint, or a built-in name. */
 int load_model(const char *name_or_folder, struct model **model_out, struct ws_error *err);
 
+/* ---- places.c: members' hosts and NICs, into input->places (in the arena). */
+struct places_wanted {
+	const char *file;	       /* or NULL: */
+	uint32_t ranks_per_node, nics; /* all alike, sides and replicas on hosts of their own */
+	uint64_t mbps;		       /* of all NICs of a member; 0 unknown */
+};
+int make_places(const struct places_wanted *wanted, struct arena *arena, struct plan_input *input,
+		struct ws_error *err);
+
 /* ---- synth.c: a checkpoint of this model in a folder, contents by seed. */
 int synth_write(const struct model *model, const char *folder, uint64_t seed, uint32_t *count_out,
 		uint64_t *bytes_out, struct ws_error *err);

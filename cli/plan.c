@@ -6,73 +6,12 @@
 #include "cli/cli.h"
 
 struct plan_command {
-	const char *places_file, *html_file;
-	uint32_t replicas, ranks_per_node, nics;
+	struct places_wanted places;
+	const char *html_file;
+	uint32_t replicas;
 	bool as_json;
 	struct rules rules;
 };
-
-/* Every member's host: ranks_per_node of each side share one, sides and replicas apart. */
-static int make_places(const struct plan_command *wanted, struct arena *arena,
-		       struct plan_input *input, struct ws_error *err)
-{
-	uint32_t trainers = manifest_world(input->trainer), ranks = manifest_world(input->rollout);
-	uint32_t members = trainers + input->replica_count * ranks;
-	struct place *places = arena_array(arena, members, sizeof(*places));
-	if (places == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %u places", members);
-	for (uint32_t i = 0; i < members; i++) {
-		uint32_t rank = i < trainers ? i : (i - trainers) % ranks;
-		uint32_t replica = i < trainers ? 0 : (i - trainers) / ranks;
-		places[i].nic_count = wanted->nics;
-		snprintf(places[i].host, sizeof(places[i].host), "%c%u-%u",
-			 i < trainers ? 't' : 'r', replica, rank / wanted->ranks_per_node);
-	}
-	input->places = places;
-	return 0;
-}
-
-/* [{"host":"a","nics":1,"mbps":400000}, ...] in member order. */
-static int read_places(const char *path, struct arena *arena, struct plan_input *input,
-		       struct ws_error *err)
-{
-	const struct json_limits limits = JSON_LIMITS_MANIFEST;
-	const struct json *list = NULL;
-	void *text = NULL;
-	size_t bytes = 0;
-	uint32_t members = manifest_world(input->trainer) +
-			   input->replica_count * manifest_world(input->rollout);
-
-	int rc = file_read(path, limits.bytes_max, &text, &bytes, err);
-	if (rc == 0)
-		rc = json_parse(arena, text, bytes, &limits, &list, err);
-	mem_free(text);
-	if (rc != 0)
-		return ws_fail_in(err, rc, "places '%s'", path);
-	if (list->type != JSON_ARRAY || list->count != members)
-		return ws_fail(err, -EINVAL,
-			       "places '%s' must be a list of %u members, trainers first", path,
-			       members);
-	struct place *places = arena_array(arena, members, sizeof(*places));
-	if (places == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %u places", members);
-	uint32_t i = 0;
-	for (const struct json *at = list->first; at != NULL; at = at->next, i++) {
-		const char *host = json_text(at, "host", NULL);
-		int64_t nics = json_integer(at, "nics", 1), mbps = json_integer(at, "mbps", 0);
-		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 || nics > 64 ||
-		    mbps < 0)
-			return ws_fail(
-				err, -EINVAL,
-				"places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64",
-				path, i);
-		snprintf(places[i].host, sizeof(places[i].host), "%s", host);
-		places[i].nic_count = (uint32_t)nics;
-		places[i].mbps = (uint64_t)mbps;
-	}
-	input->places = places;
-	return 0;
-}
 
 static int put_report(const struct plan *plan, double seconds, const struct plan_command *wanted,
 		      struct ws_error *err)
@@ -114,8 +53,7 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 		replicas[i] = i;
 	input->replicas = replicas;
 	input->replica_count = wanted->replicas;
-	int rc = wanted->places_file != NULL ? read_places(wanted->places_file, arena, input, err)
-					     : make_places(wanted, arena, input, err);
+	int rc = make_places(&wanted->places, arena, input, err);
 	if (rc != 0)
 		return rc;
 	uint64_t started = clock_ns();
@@ -134,15 +72,15 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 static int plan_run(const struct command *command, int argc, char **argv)
 {
 	struct plan_command wanted = {
-		.replicas = 1, .ranks_per_node = 8, .nics = 1, .rules = RULES_DEFAULT};
+		.replicas = 1, .places = {.ranks_per_node = 8, .nics = 1}, .rules = RULES_DEFAULT};
 	struct rules *rules = &wanted.rules;
 	struct option_spec options[] = {
 		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N",
 		 "how many replicas (default 1)"},
-		{"ranks-per-node", 0, OPTION_COUNT, &wanted.ranks_per_node, "N",
+		{"ranks-per-node", 0, OPTION_COUNT, &wanted.places.ranks_per_node, "N",
 		 "ranks of one host (default 8)"},
-		{"nics", 0, OPTION_COUNT, &wanted.nics, "N", "NICs of one rank (default 1)"},
-		{"places", 0, OPTION_TEXT, &wanted.places_file, "FILE",
+		{"nics", 0, OPTION_COUNT, &wanted.places.nics, "N", "NICs of one rank (default 1)"},
+		{"places", 0, OPTION_TEXT, &wanted.places.file, "FILE",
 		 "each member's host and NICs, as JSON"},
 		{"op-bytes", 0, OPTION_BYTES, &rules->op_bytes, "SIZE",
 		 "largest write (default 1M)"},
@@ -168,8 +106,8 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	if (file_count != 2)
 		return say_usage(command,
 				 "two manifests are needed, the trainer's and the rollout's");
-	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.ranks_per_node == 0 ||
-	    wanted.nics == 0)
+	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.places.ranks_per_node == 0 ||
+	    wanted.places.nics == 0)
 		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
 	int rc = rules_check(rules, &err);
 	if (rc != 0)
