@@ -7,7 +7,7 @@
 
 struct plan_command {
 	struct places_wanted places;
-	const char *html_file;
+	const char *html_file, *fanout;
 	uint32_t replicas;
 	bool as_json;
 	struct rules rules;
@@ -71,8 +71,10 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 
 static int plan_run(const struct command *command, int argc, char **argv)
 {
-	struct plan_command wanted = {
-		.replicas = 1, .places = {.ranks_per_node = 8, .nics = 1}, .rules = RULES_DEFAULT};
+	struct plan_command wanted = {.fanout = "none",
+				      .replicas = 1,
+				      .places = {.ranks_per_node = 8, .nics = 1},
+				      .rules = RULES_DEFAULT};
 	struct rules *rules = &wanted.rules;
 	struct option_spec options[] = {
 		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N",
@@ -88,6 +90,8 @@ static int plan_run(const struct command *command, int argc, char **argv)
 		 "a rollout's staging ring (default 64M)"},
 		{"bucket-bytes", 0, OPTION_BYTES, &rules->bucket_bytes, "SIZE",
 		 "bytes of a bucket (default: about a layer)"},
+		{"fanout", 0, OPTION_TEXT, &wanted.fanout, "KIND",
+		 "none, node or replica: what rollouts pass on (default none)"},
 		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL, "the report as one object"},
 		{"html", 0, OPTION_TEXT, &wanted.html_file, "FILE", "the report as a page"},
 	};
@@ -109,7 +113,9 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.places.ranks_per_node == 0 ||
 	    wanted.places.nics == 0)
 		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
-	int rc = rules_check(rules, &err);
+	int rc = fanout_parse(wanted.fanout, &rules->fanout, &err);
+	if (rc == 0)
+		rc = rules_check(rules, &err);
 	if (rc != 0)
 		return say_usage(command, "%s", err.text);
 	rc = load_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], &err);

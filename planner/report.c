@@ -54,6 +54,10 @@ void plan_report_json(const struct plan *all, double plan_seconds, struct json_w
 	json_put_u64(json, "senders_idle", totals->senders_idle);
 	put_side(json, "receivers", totals->receive_min, totals->receive_mean, totals->receive_max,
 		 all->member_count - all->trainer_count);
+	json_put_text(json, "fanout", fanout_name(all->input.rules.fanout));
+	json_put_u64(json, "forward_bytes", totals->forward_bytes);
+	put_side(json, "from_trainers", totals->trainer_min, totals->trainer_mean,
+		 totals->trainer_max, all->member_count - all->trainer_count);
 	json_put_number(json, "plan_seconds", plan_seconds, 6);
 	json_end_object(json);
 }
@@ -85,6 +89,12 @@ void plan_report_text(const struct plan *all, double plan_seconds, struct writer
 		  totals->send_max);
 	text_side(out, "receivers", all->member_count - all->trainer_count, totals->receive_min,
 		  totals->receive_mean, totals->receive_max);
+	if (all->input.rules.fanout != FANOUT_NONE) {
+		text_side(out, "  trainers'", all->member_count - all->trainer_count,
+			  totals->trainer_min, totals->trainer_mean, totals->trainer_max);
+		write_format(out, "fan-out %s: rollouts forward %" PRIu64 " bytes\n",
+			     fanout_name(all->input.rules.fanout), totals->forward_bytes);
+	}
 	write_format(out,
 		     "bytes %" PRIu64 "  boxes %" PRIu64 "  runs %" PRIu64 "  copies %" PRIu64
 		     "  ops %" PRIu64 "  pairs %zu  idle senders %" PRIu32 "\n",

@@ -91,18 +91,93 @@ static void compare(struct world *world, uint32_t rank)
 	}
 }
 
+/* A member's sends, one behind the other, and what has come to it. */
+struct actor {
+	struct plan_cursor cursor;
+	struct plan_copy next;
+	bool more;
+	uint32_t **left; /* by receive pair and counter: ops still to come */
+};
+
+static struct actor *actors_make(struct world *world)
+{
+	struct actor *actors = arena_array(&world->arena, world->members, sizeof(*actors));
+
+	for (uint32_t m = 0; m < world->members; m++) {
+		struct actor *actor = &actors[m];
+		const struct plan *plan = world->plans[m];
+		uint32_t pairs = plan_receive_pair_count(plan);
+		actor->left = arena_array(&world->arena, pairs, sizeof(*actor->left));
+		for (uint32_t i = 0; i < pairs; i++) {
+			const struct plan_pair *pair = plan_receive_pair(plan, i);
+			actor->left[i] =
+				arena_array(&world->arena, pair->counter_count, sizeof(uint32_t));
+			for (uint32_t c = 0; c < pair->counter_count; c++)
+				actor->left[i][c] = pair->counters[c].op_count -
+						    world->input.rules.wire_digests;
+		}
+		actor->more = plan_next_send(plan, &actor->cursor, &actor->next);
+	}
+	return actors;
+}
+
+/* Trainers may always send; a rollout when all that feeds the bucket has come. */
+static bool may_send(const struct world *world, const struct actor *actor)
+{
+	const struct plan *plan = world->plans[actor->next.sender];
+
+	for (uint32_t i = 0; i < plan_receive_pair_count(plan); i++) {
+		const struct plan_pair *pair = plan_receive_pair(plan, i);
+		for (uint32_t c = 0; pair->feeds && c < pair->counter_count; c++)
+			if (pair->counters[c].bucket == actor->next.bucket && actor->left[i][c] > 0)
+				return false;
+	}
+	return true;
+}
+
+static void arrive(const struct world *world, struct actor *actors, const struct plan_copy *copy)
+{
+	const struct plan *plan = world->plans[copy->receiver];
+
+	for (uint32_t i = 0; i < plan_receive_pair_count(plan); i++)
+		if (plan_receive_pair(plan, i)->sender == copy->sender) {
+			ck_assert_uint_ge(actors[copy->receiver].left[i][copy->counter],
+					  copy->op_count);
+			actors[copy->receiver].left[i][copy->counter] -= copy->op_count;
+			return;
+		}
+	ck_abort_msg("member %u doesn't know that %u writes to it", copy->receiver, copy->sender);
+}
+
+/* In an order that the counters allow, last members first, until nobody can go on. */
+static void carry_out_all(struct world *world)
+{
+	struct actor *actors = actors_make(world);
+	bool any = true;
+
+	while (any) {
+		any = false;
+		for (uint32_t m = world->members; m-- > 0;) {
+			struct actor *actor = &actors[m];
+			if (!actor->more || !may_send(world, actor))
+				continue;
+			carry_out(world, &actor->next);
+			arrive(world, actors, &actor->next);
+			actor->more = plan_next_send(world->plans[m], &actor->cursor, &actor->next);
+			any = true;
+		}
+	}
+	for (uint32_t m = 0; m < world->members; m++)
+		ck_assert_msg(!actors[m].more, "member %u waits for ever", m);
+}
+
 START_TEST(carrying_out_the_plan_gives_what_the_oracle_says)
 {
 	struct world world;
 
 	world_open(&world, (uint32_t)_i);
 	world_memory(&world);
-	for (uint32_t m = 0; m < world.trainers; m++) {
-		struct plan_cursor cursor = {0};
-		struct plan_copy copy;
-		while (plan_next_send(world.plans[m], &cursor, &copy))
-			carry_out(&world, &copy);
-	}
+	carry_out_all(&world);
 	for (uint32_t rank = 0; rank < world.ranks; rank++)
 		compare(&world, rank);
 	world_close(&world);
@@ -141,8 +216,9 @@ START_TEST(both_ends_and_the_whole_plan_agree_on_each_pair)
 	uint32_t met = 0;
 
 	world_open(&world, (uint32_t)_i);
-	for (uint32_t s = 0; s < world.trainers; s++) {
-		ck_assert_uint_eq(plan_receive_pair_count(world.plans[s]), 0);
+	for (uint32_t s = 0; s < world.members; s++) {
+		if (s < world.trainers)
+			ck_assert_uint_eq(plan_receive_pair_count(world.plans[s]), 0);
 		for (uint32_t i = 0; i < plan_send_pair_count(world.plans[s]); i++) {
 			const struct plan_pair *mine = plan_send_pair(world.plans[s], i);
 			const struct plan_pair *theirs =
@@ -236,7 +312,7 @@ START_TEST(the_same_inputs_give_the_same_plan_and_a_cursor_restarts)
 	world_open(&one, (uint32_t)_i);
 	memset(&two, 0, sizeof(two));
 	world_open(&two, (uint32_t)_i);
-	for (uint32_t m = 0; m < one.trainers; m++) {
+	for (uint32_t m = 0; m < one.members; m++) {
 		struct plan_cursor a = {0}, b = {0};
 		struct plan_copy x, y;
 		ck_assert_uint_eq(plan_stored_count(one.plans[m]), plan_stored_count(two.plans[m]));
@@ -246,7 +322,7 @@ START_TEST(the_same_inputs_give_the_same_plan_and_a_cursor_restarts)
 		}
 		struct plan_cursor again = {0};
 		bool first = plan_next_send(one.plans[m], &again, &x);
-		ck_assert(first == (plan_stored_count(one.plans[m]) > 0));
+		ck_assert(first == (plan_send_pair_count(one.plans[m]) > 0));
 	}
 	world_release(&two);
 	world_close(&one);
@@ -256,11 +332,11 @@ END_TEST
 START_TEST(bytes_are_conserved_and_buckets_in_order)
 {
 	struct world world;
-	uint64_t sent = 0, needed = 0;
+	uint64_t sent = 0, needed = 0, forwarded = 0;
 
 	world_open(&world, (uint32_t)_i);
 	world_params(&world);
-	for (uint32_t m = 0; m < world.trainers; m++) {
+	for (uint32_t m = 0; m < world.members; m++) {
 		struct plan_cursor cursor = {0};
 		struct plan_copy copy;
 		uint32_t bucket = 0;
@@ -272,6 +348,7 @@ START_TEST(bytes_are_conserved_and_buckets_in_order)
 				for (uint32_t d = 0; d < copy.parts[i].dim_count; d++)
 					bytes *= copy.parts[i].extent[d];
 				sent += bytes;
+				forwarded += m < world.trainers ? 0 : bytes;
 				ck_assert_uint_eq(copy.parts[i].wire_offset % 16, 0);
 			}
 		}
@@ -283,6 +360,7 @@ START_TEST(bytes_are_conserved_and_buckets_in_order)
 		}
 	ck_assert_uint_eq(sent, needed);
 	ck_assert_uint_eq(plan_totals(world.all)->bytes, needed);
+	ck_assert_uint_eq(plan_totals(world.all)->forward_bytes, forwarded);
 	world_close(&world);
 }
 END_TEST
@@ -388,6 +466,7 @@ START_TEST(the_busiest_sender_is_near_the_fractional_optimum)
 		bytes_fill(&world, holders, bytes);
 		double best = fractional_optimum(bytes, world.trainers) * world.input.replica_count;
 		world.input.rules.run_bytes_min = 1;
+		world.input.rules.fanout = FANOUT_NONE;
 		ck_ok(plan_make(&plan, &world.input, PLAN_ALL, NULL, &world.err), world.err);
 		double busiest = (double)plan_totals(plan)->send_max;
 		ck_assert_msg(busiest <= 1.02 * best + ROWS_BYTES_MAX, "%f above %f", busiest,
@@ -428,6 +507,22 @@ START_TEST(any_allocation_may_fail)
 }
 END_TEST
 
+START_TEST(the_seeds_have_forwards_of_both_kinds)
+{
+	uint32_t met[3] = {0};
+
+	for (uint32_t seed = 0; seed < SEEDS; seed++) {
+		struct world world;
+		world_open(&world, seed);
+		met[world.input.rules.fanout] += plan_totals(world.all)->forward_bytes > 0;
+		world_close(&world);
+	}
+	ck_assert_uint_eq(met[FANOUT_NONE], 0);
+	ck_assert_msg(met[FANOUT_NODE] >= SEEDS / 12 && met[FANOUT_REPLICA] >= SEEDS / 12,
+		      "%u of node, %u of replica", met[FANOUT_NODE], met[FANOUT_REPLICA]);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *tests = suite_create("plan_properties");
@@ -444,6 +539,7 @@ Suite *suite(void)
 	tcase_add_loop_test(random, a_param_is_never_torn_between_buckets, 0, SEEDS);
 	tcase_add_loop_test(random, the_busiest_sender_is_near_the_fractional_optimum, 0, SEEDS);
 	tcase_add_loop_test(random, any_allocation_may_fail, 0, 3);
+	tcase_add_test(random, the_seeds_have_forwards_of_both_kinds);
 	suite_add_tcase(tests, random);
 	return tests;
 }

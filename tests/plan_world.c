@@ -3,6 +3,7 @@
  * Random worlds for the planner's property tests: manifests by gen.c, limits so small that every
  * shape of copy occurs.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/plan_world.h"
@@ -35,6 +36,25 @@ static struct rules random_rules(struct gen *gen, uint32_t trainers)
 	return rules;
 }
 
+/* Hosts of one to four neighbours; now and then a replica that is spread otherwise. */
+static void places_make(struct world *world)
+{
+	uint32_t each = 2 + gen_below(&world->gen, 3), other = gen_below(&world->gen, 4);
+
+	world->places = arena_array(&world->arena, world->members, sizeof(*world->places));
+	for (uint32_t m = 0; m < world->members; m++) {
+		struct place *place = &world->places[m];
+		uint32_t rank = m - world->trainers, replica = rank / world->ranks;
+		place->nic_count = 1;
+		if (m < world->trainers)
+			snprintf(place->host, sizeof(place->host), "t%u", m);
+		else
+			snprintf(place->host, sizeof(place->host), "r%u-%u", replica,
+				 rank % world->ranks / (replica == other ? 2 : each));
+	}
+	world->input.places = world->places;
+}
+
 void world_open(struct world *world, uint32_t seed)
 {
 	memset(world, 0, sizeof(*world));
@@ -52,6 +72,8 @@ void world_open(struct world *world, uint32_t seed)
 					   .replicas = world->replicas,
 					   .replica_count = replicas,
 					   .rules = random_rules(&world->gen, world->trainers)};
+	world->input.rules.fanout = (enum fanout)(seed % 3);
+	places_make(world);
 	world->plans = arena_array(&world->arena, world->members, sizeof(*world->plans));
 	for (uint32_t m = 0; m < world->members; m++)
 		ck_ok(plan_make(&world->plans[m], &world->input, m, NULL, &world->err), world->err);

@@ -15,6 +15,7 @@ struct world {
 	struct manifest *manifests[2];
 	struct plan_input input;
 	uint32_t replicas[3];
+	struct place *places; /* trainers apart, rollout ranks by up to four on a host */
 	uint32_t trainers, ranks, members;
 	struct plan **plans; /* by member; owned */
 	struct plan *all;
@@ -24,6 +25,7 @@ struct world {
 	struct ws_error err;
 };
 
+/* Fan-out by the seed: none, node, replica in turn. */
 void world_open(struct world *world, uint32_t seed);
 /* Checks that nothing of our own door's memory is left. */
 void world_close(struct world *world);
