@@ -23,7 +23,7 @@ APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 
 WARN = -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
-CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -I. -fvisibility=hidden \
+CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -I. -fvisibility=hidden -ffp-contract=off \
 	-fno-omit-frame-pointer -pthread $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) \
 	$(PKG_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)

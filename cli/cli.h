@@ -129,7 +129,7 @@ int synth_write(const struct model *model, const char *folder, uint64_t seed, ui
 
 /* ---- the commands */
 extern const struct command command_keygen, command_synth, command_manifest, command_plan,
-	command_hub, command_push, command_serve, command_run, command_bench, command_nics,
-	command_status;
+	command_simulate, command_hub, command_push, command_serve, command_run, command_bench,
+	command_nics, command_status;
 
 #endif

@@ -5,13 +5,14 @@
  *   keygen                   the run's key file                keygen.c
  *   synth, manifest, plan    a checkpoint, its layouts, who    synth.c manifest.c plan.c
  *                            sends what
+ *   simulate                 how long that takes, where        simulate.c
  *   run                      a whole job under a launcher,     run.c trainer_role.c rollout_role.c
  *                            verified                          oracle*.c
  *   hub, push, serve         the same, as separate processes   hub.c push.c serve.c
  *   status, nics, bench      looking at a run, a host, speed   status.c nics.c bench.c
  *
- * Shared by them: options.c output.c launch.c load.c params.c job.c.  Each command is one arrow of
- * the picture in README.md; what it does is in planner/, lib/ and the two sides.
+ * Shared by them: options.c output.c launch.c load.c places.c params.c job.c.  Each command is one
+ * arrow of the picture in README.md; what it does is in planner/, lib/ and the two sides.
  */
 #include <signal.h>
 #include <string.h>
@@ -19,9 +20,9 @@
 #include "cli/cli.h"
 
 static const struct command *const commands[] = {
-	&command_keygen, &command_synth, &command_manifest, &command_plan,
-	&command_hub,	 &command_push,	 &command_serve,    &command_run,
-	&command_bench,	 &command_nics,	 &command_status,
+	&command_keygen,   &command_synth, &command_manifest, &command_plan,
+	&command_simulate, &command_hub,   &command_push,     &command_serve,
+	&command_run,	   &command_bench, &command_nics,     &command_status,
 };
 
 static void print_help(FILE *out)

@@ -15,46 +15,65 @@
 /* ---- simulate_constants.c: how fast things are; each with its unit and its source. */
 struct sim_constants {
 	double nic_gbps;	 /* line rate of one member, all its NICs, each way */
-	double nic_efficiency;	 /* share of it that payload gets */
-	double op_ns;		 /* NIC's time per write on top of its bytes */
+	double nic_efficiency;	 /* share of it that large writes get */
+	double op_ns;		 /* least time between two writes of a NIC */
 	double write_latency_ns; /* from posting a write to its immediate, without the bytes */
 	double nvlink_gbytes_s;	 /* a member's, each way */
 	double pcie_gbytes_s;	 /* host to device */
 	double hbm_gbytes_s;	 /* bytes read and written by a conversion kernel */
 	double launch_ns;	 /* of a kernel */
-	double control_ns;	 /* one message through the hub and back */
+	double control_ns;	 /* from the hub's word to the last answer */
+	double eager_ns;	 /* one tensor's quantization in a framework, kernel by kernel */
 };
 
-struct sim_constant_info {
+struct sim_constant {
 	const char *name, *unit, *source;
 	size_t offset; /* of its double in struct sim_constants */
 	double min, max;
 };
 
-extern const struct sim_constants sim_constants_default;
-const struct sim_constant_info *sim_constant_list(uint32_t *count_out);
-/* Replaces those that the JSON object names: {"nic_gbps": 200} or {"nic_gbps": {"value": 200,
- * "unit": .., "source": ..}}.  -EINVAL names an unknown one, or a value out of its range. */
+/* A single write in flight of each size, and many small ones: what the network's constants are
+ * fitted on. */
+struct sim_point {
+	uint32_t kib;
+	double gbps;
+};
+struct sim_fabric {
+	const char *name; /* "cx7", "efa" */
+	struct sim_point single[4], paged[4];
+};
+
+/* NULL: all have been returned. */
+const struct sim_fabric *sim_fabric_at(uint32_t index);
+/* Replaces nic_gbps, nic_efficiency, op_ns and write_latency_ns by what fits the table best. */
+void sim_fabric_fit(const struct sim_fabric *fabric, struct sim_constants *constants);
+/* -EINVAL names those there are. */
+int sim_fabric_find(const char *name, const struct sim_fabric **fabric_out, struct ws_error *err);
+
+/* The defaults, of ConnectX-7 and H200. */
+struct sim_constants sim_constants_default(void);
+const struct sim_constant *sim_constant_list(uint32_t *count_out);
+/* Replaces those that the JSON object names: {"nic_gbps": 200}, or what sim_constants_json
+ * writes.  -EINVAL names an unknown one, or a value out of its range. */
 int sim_constants_parse(struct sim_constants *constants, const void *text, size_t bytes,
 			struct ws_error *err);
 void sim_constants_json(const struct sim_constants *constants, struct json_writer *json);
 
 /* ---- What is played. */
-struct sim_change {
+struct sim_slow {
 	uint32_t member;
-	double factor; /* 0.5: half as fast; NIC only, or the member as a whole */
+	double factor; /* 0.5: half as fast, all of it */
 };
 
 struct sim_options {
 	struct sim_constants constants;
-	bool offloaded;		       /* params wait in host memory and are copied in first */
-	uint32_t depth;		       /* writes in flight per NIC; 0: 16 */
-	const struct sim_change *nics; /* borrowed: NICs that are slower or missing */
-	uint32_t nic_count;
-	const struct sim_change *slow; /* borrowed: members whose lanes and NICs are slower */
+	bool offloaded;		     /* params wait in host memory and are copied in first */
+	uint32_t depth;		     /* writes in flight of a member; 0: 16 */
+	const struct sim_slow *slow; /* borrowed */
 	uint32_t slow_count;
-	uint32_t late_replica; /* index in the roster of one that is ready late */
-	double late_s;	       /* how late; 0: none is */
+	uint32_t
+		late_replica; /* index in the roster of one that is ready late_s after the others */
+	double late_s;
 };
 
 /* ---- What comes out.  Times are seconds from the begin of the update. */
@@ -62,6 +81,7 @@ enum sim_phase {
 	SIM_BEGIN,    /* begin and ready through the hub */
 	SIM_LOAD,     /* offloaded params to the device */
 	SIM_GATHER,   /* all-gather of full tensors (described pipelines only) */
+	SIM_FUSE,     /* projections put together (described pipelines only) */
 	SIM_AMAX,     /* maxima of own rows */
 	SIM_EXCHANGE, /* maxima from the other holders of a block */
 	SIM_CONVERT,  /* quantize, cast or pack into staging */
@@ -110,7 +130,7 @@ struct simulation {
 	const struct sim_interval *intervals; /* by member, phase, begin */
 	size_t interval_count;
 	struct sim_phase_total phases[SIM_PHASES];
-	uint64_t events; /* steps that the model took */
+	uint64_t step_count; /* that the model took */
 	struct arena arena;
 };
 
@@ -121,8 +141,11 @@ int simulate_plan(struct simulation **out, const struct plan *all,
 void simulation_free(struct simulation *simulation);
 
 /* ---- simulate_report.c.  The plan gives names; NULL: members are called by number. */
+const char *simulation_member_name(const struct simulation *simulation, const struct plan *all,
+				   uint32_t member, char *out, size_t bytes);
 void simulation_report_text(const struct simulation *simulation, const struct plan *all,
 			    struct writer *out);
+/* Members of the object that the caller has begun. */
 void simulation_report_json(const struct simulation *simulation, const struct plan *all,
 			    struct json_writer *json);
 /* Chrome trace format (ui.perfetto.dev opens it): a process per member, a thread per phase. */
