@@ -75,21 +75,26 @@ static int make_split(const struct spot *spot, const struct json *json, struct t
 	return 0;
 }
 
+/* Over the rank's experts, or of one part: a new dim of 1. */
 static int make_stack(const struct reading *reading, const struct spot *spot,
-		      const struct json *json, struct tree *tree, struct ws_error *err)
+		      const struct json *json, int32_t expert, struct tree *tree,
+		      struct ws_error *err)
 {
+	bool one = json_at(json, 1)->is_integer;
+	uint32_t count = one ? 1 : spot->expert_count;
 	int rc = 0;
-	tree->child = arena_array(reading->arena, spot->expert_count, sizeof(struct tree *));
-	if (tree->child == NULL || spot->expert_count == 0)
+	tree->child = arena_array(reading->arena, count, sizeof(struct tree *));
+	if (tree->child == NULL || count == 0)
 		return ws_fail(err, -EINVAL, "oracle: a stack of no experts");
-	for (; rc == 0 && tree->child_count < spot->expert_count; tree->child_count++)
-		rc = tree_make(reading, spot, json_at(json, 2), spot->experts[tree->child_count],
+	for (; rc == 0 && tree->child_count < count; tree->child_count++)
+		rc = tree_make(reading, spot, json_at(json, 2),
+			       one ? expert : spot->experts[tree->child_count],
 			       &tree->child[tree->child_count], err);
 	if (rc != 0)
 		return rc;
 	const struct tree *child = tree->child[0];
 	tree->dim_count = child->dim_count + 1;
-	tree->shape[0] = spot->expert_count;
+	tree->shape[0] = count;
 	for (uint32_t d = 0; d < child->dim_count; d++)
 		tree->shape[d + 1] = child->shape[d];
 	return 0;
@@ -172,7 +177,7 @@ int tree_make(const struct reading *reading, const struct spot *spot, const stru
 	if (strcmp(tree->op, "t") == 0)
 		return make_tensor(reading, spot, json, expert, tree, err);
 	if (strcmp(tree->op, "k") == 0)
-		return make_stack(reading, spot, json, tree, err);
+		return make_stack(reading, spot, json, expert, tree, err);
 	if (strcmp(tree->op, "c") == 0 || strcmp(tree->op, "g") == 0)
 		return make_joined(reading, spot, json, expert, tree, err);
 	return make_one_child(reading, spot, json, expert, tree, err);

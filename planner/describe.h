@@ -82,7 +82,8 @@ struct expr {
 	enum expr_op op;
 	enum split_mode mode;
 	uint32_t dim;
-	uint64_t a, b, c; /* r: lo hi; g: n; il: outer a b; p: multiple; s: unit */
+	uint64_t a, b, c; /* r: lo hi; g: n; il: outer a b; p: multiple; s: unit; k: 1 for a new
+			   * dim only, 0 for experts */
 	const struct axis *axis;
 	uint32_t tensor; /* t */
 	const struct tensor_rule *rule;
@@ -376,9 +377,42 @@ int64_t model_number(const struct model *model, const char *key, int64_t fallbac
 bool model_has(const struct model *model, const char *name, int32_t layer);
 /* Whether a tensor is a second copy of another one (DeepSeek's MTP layer has the embedding). */
 bool model_is_alias(const struct tensor_rule *rule);
+/* How many experts a tensor is of, one by one or in a stack; 0: it is no expert's. */
+uint32_t model_experts(const struct tensor_rule *rule);
+
+/* mesh_text.c: what stands behind `--mesh`. */
+#define MESH_KEY_MAX 16
+
+struct mesh_text {
+	char text[512];
+	uint32_t count;
+	struct {
+		const char *key, *value;
+		uint32_t number; /* 0: not a plain number */
+		bool used;
+	} entry[MESH_KEY_MAX];
+	struct findings *findings;
+	uint32_t faults;
+	const char *layout;
+};
+
+void mesh_split(struct mesh_text *mesh, const char *text);
+/* A key's text, or NULL. */
+const char *mesh_value(struct mesh_text *mesh, const char *key);
+/* A key's number, or fallback; what isn't one is a fault. */
+uint32_t mesh_size(struct mesh_text *mesh, const char *key, uint32_t fallback);
+/* Says which keys nobody asked for; `keys` are the layout's, for people. */
+void mesh_check_used(struct mesh_text *mesh, const char *keys);
+__attribute__((format(printf, 2, 3))) void mesh_fault(struct mesh_text *mesh, const char *format,
+						      ...);
 
 /* layout.c: what `--mesh` says, as a layout's meshes, axes and stages. */
-#define MESH_KEY_MAX 16
+
+/* Who writes a layout's params: a preset of the model's family, or a rule per tensor. */
+enum layout_source { FROM_PRESET, FROM_FSDP2, FROM_ZERO3, FROM_VEOMNI };
+
+/* Where layers go that don't divide by the stages. */
+enum left_over { LEFT_NOWHERE, LEFT_FIRST, LEFT_MIDDLE, LEFT_LAST };
 
 struct ranks {
 	uint32_t world;
@@ -397,12 +431,23 @@ struct ranks {
 		uint32_t part_count; /* 0: bound to 1 */
 		const char *part[4];
 	} binding[8];
+	enum layout_source source;
 	uint32_t stage_count;  /* 1: no stages */
 	uint32_t *layer_stage; /* of layer 0, 1, ..; in the arena */
 	uint32_t layer_count;
+	uint32_t mtp_stage;	   /* of MTP layers */
+	uint32_t expert_shard_dim; /* of stacked experts: what FSDP cuts inside EP */
 	bool round_robin;
+	bool stacked;	  /* experts are stacked, as transformers 5 has them */
+	bool fuse_shared; /* the shared expert is one more slot of the stack */
+	bool no_mtp;	  /* MTP layers aren't held */
 };
 
+/* stages.c: fills layer_stage.  Faults go to mesh. */
+/* `mtp=none`, or the stage of the MTP layers; the last one unless said. */
+void layout_mtp(struct mesh_text *mesh, uint32_t stages, struct ranks *ranks);
+int layout_stages(struct mesh_text *mesh, const struct model *model, enum left_over left_over,
+		  struct arena *arena, struct ranks *ranks, struct ws_error *err);
 int layout_ranks(const struct model *model, const char *layout, const char *mesh,
 		 struct arena *arena, struct ranks *ranks_out, struct findings *findings,
 		 struct ws_error *err);
@@ -430,8 +475,10 @@ void make_put_tensors(struct json_writer *json, const struct model *model);
 void make_put_sym(struct json_writer *json, const struct model *model, uint64_t vocab_div);
 void make_put_casts(struct json_writer *json, const char *casts, struct findings *found);
 
-/* preset.c: the params. */
-void make_fsdp2(struct make *make);
+void make_put_dtype(struct make *make);
+/* generate.c: a rule per tensor, for trainers whose layout follows from shapes alone. */
+void make_generated(struct make *make);
+/* preset.c: the params of all others. */
 int make_preset(struct make *make, struct ws_error *err);
 
 #endif

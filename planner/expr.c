@@ -292,25 +292,27 @@ static int do_pad(const struct walk *walk, const struct expr *expr, struct shape
 	return check_size(walk, "p", shape);
 }
 
-static int do_stack(const struct walk *walk, struct shape *shape, struct views *views)
+static int do_stack(const struct walk *walk, const struct expr *expr, struct shape *shape,
+		    struct views *views)
 {
+	uint32_t count = expr->a == 1 ? 1 : walk->spot->expert_count;
 	if (shape->dim_count == LOCAL_DIM_MAX)
 		return ws_fail(walk->err, -EINVAL, "k: more than %d dims", LOCAL_DIM_MAX);
 	memmove(&shape->dim[1], &shape->dim[0], shape->dim_count * sizeof(shape->dim[0]));
-	shape->dim[0] = walk->spot->expert_count;
+	shape->dim[0] = count;
 	shape->dim_count++;
 	int rc = check_size(walk, "k", shape);
 	if (rc != 0 || views == NULL)
 		return rc;
 	struct views out = {0};
-	for (uint32_t slot = 0; slot < walk->spot->expert_count && rc == 0; slot++) {
+	for (uint32_t slot = 0; slot < count && rc == 0; slot++) {
 		for (uint32_t i = 0; i < views->count && rc == 0; i++) {
 			struct view view = views->list[i];
 			for (uint32_t d = 0; d < view.dim_count; d++)
 				view.to[d]++;
 			memmove(&view.at[1], &view.at[0], (LOCAL_DIM_MAX - 1) * sizeof(view.at[0]));
 			view.at[0] = slot;
-			if (view.slot >= 0)
+			if (view.slot >= 0 && expr->a == 0)
 				view.slot = (int32_t)slot;
 			rc = views_add(&out, &view, walk->err);
 		}
@@ -395,7 +397,7 @@ static int do_node(const struct walk *walk, const struct expr *expr, const uint6
 	case OP_P:
 		return do_pad(walk, expr, shape);
 	case OP_K:
-		return do_stack(walk, shape, views);
+		return do_stack(walk, expr, shape, views);
 	case OP_X:
 		return do_permute(walk, expr, shape, views);
 	case OP_FL:

@@ -244,11 +244,15 @@ static void parse_permutation(struct param_parse *param, const struct json *json
 			(uint32_t)MIN(number(param, it, "x: a dim", 0), UINT32_MAX);
 }
 
-static void parse_stack(struct param_parse *param, const struct json *json)
+/* Over the rank's experts, or over 1: a new dim that has only this. */
+static void parse_stack(struct param_parse *param, const struct json *json, struct expr *expr)
 {
 	const struct json *list = json_at(json, 1);
+	expr->a = list != NULL && list->is_integer && list->integer == 1 ? 1 : 0;
+	if (expr->a == 1)
+		return;
 	if (list == NULL || list->type != JSON_STRING || strcmp(list->text, "E") != 0)
-		fault(param, "expr", "k: expected [\"k\", \"E\", expression]");
+		fault(param, "expr", "k: expected [\"k\", \"E\" or 1, expression]");
 	else if (param->each_expert)
 		fault(param, "expr", "k: the param already has each.E");
 	else if (param->in_stack)
@@ -291,7 +295,7 @@ static void parse_values(struct param_parse *param, const struct json *json, str
 		expr->a = number(param, json_at(json, 3), "p: the multiple", 1);
 		return;
 	case OP_K:
-		parse_stack(param, json);
+		parse_stack(param, json, expr);
 		return;
 	case OP_X:
 		parse_permutation(param, json, expr);
@@ -359,7 +363,7 @@ static struct expr *parse_node(struct param_parse *param, const struct json *jso
 	parse_values(param, json, expr);
 	for (uint32_t i = 0; i < children; i++)
 		child[i] = parse_node(param, json_at(json, kind->child_first + i), depth + 1);
-	if (kind->op == OP_K)
+	if (kind->op == OP_K && expr->a == 0)
 		param->in_stack = false;
 	return expr;
 }

@@ -144,18 +144,43 @@ static int put_sets(struct make *make)
 	return 0;
 }
 
+/* A symbol that presets of some families use; left out where the model has none. */
+static void put_symbol(struct json_writer *json, const char *name, int64_t value)
+{
+	if (value > 0)
+		json_put_integer(json, name, value);
+}
+
+/* A config's number as a factor: no product of two overflows. */
+static int64_t factor(const struct model *model, const char *key, int64_t fallback)
+{
+	return MIN(MAX(model_number(model, key, fallback), 0), INT32_MAX);
+}
+
 void make_put_sym(struct json_writer *json, const struct model *model, uint64_t vocab_div)
 {
-	int64_t heads = model_number(model, "num_attention_heads", 1);
-	int64_t hidden = model_number(model, "hidden_size", 0);
+	int64_t heads = factor(model, "num_attention_heads", 1);
+	int64_t hidden = factor(model, "hidden_size", 0);
+	int64_t head_dim = factor(model, "head_dim", heads > 0 ? hidden / heads : 0);
+	int64_t nope = factor(model, "qk_nope_head_dim", 0);
+	int64_t value = factor(model, "v_head_dim", 0);
+	int64_t inner = factor(model, "intermediate_size", 0);
+	int64_t expert_rows = factor(model, "moe_intermediate_size", inner);
 	json_begin_object(json, "sym");
 	json_put_integer(json, "num_hidden_layers", model->layer_count);
 	json_put_integer(json, "num_attention_heads", heads);
 	json_put_integer(json, "num_key_value_heads",
-			 model_number(model, "num_key_value_heads", heads));
-	json_put_integer(json, "head_dim",
-			 model_number(model, "head_dim", heads > 0 ? hidden / heads : 0));
+			 factor(model, "num_key_value_heads", heads));
+	json_put_integer(json, "head_dim", head_dim);
 	json_put_u64(json, "vocab_div", vocab_div);
+	json_put_integer(json, "one", 1);
+	put_symbol(json, "rope_half", head_dim / 2);
+	put_symbol(json, "expert_rows", expert_rows);
+	put_symbol(json, "expert_rows_2", 2 * expert_rows);
+	put_symbol(json, "kv_b_rows", nope + value);
+	put_symbol(json, "kv_half_rows", nope == value ? nope : 0);
+	put_symbol(json, "kv_b_half", heads * nope);
+	put_symbol(json, "kv_b_all", heads * (nope + value));
 	json_end_object(json);
 }
 
@@ -233,9 +258,11 @@ static void put_scheme(struct make *make)
 static int make_begin(struct make *make, struct ws_error *err)
 {
 	const struct model *model = make->model;
+	int rc = layout_ranks(model, make->options->layout, make->options->mesh, &make->arena,
+			      &make->ranks, &make->found, err);
 	make->read = arena_array(&make->arena, model->tensor_count, sizeof(uint8_t *));
 	make->layer_end = model->layer_count;
-	for (uint32_t i = 0; i < model->tensor_count; i++)
+	for (uint32_t i = 0; i < model->tensor_count && !make->ranks.no_mtp; i++)
 		make->layer_end = MAX(make->layer_end, model->tensors[i].layer_hi);
 	for (uint32_t i = 0; make->read != NULL && i < model->tensor_count; i++) {
 		make->read[i] = arena_array(&make->arena, (size_t)make->layer_end + 1, 1);
@@ -246,16 +273,15 @@ static int make_begin(struct make *make, struct ws_error *err)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
 	make->tied = !model_has(model, "lm_head.weight", -1);
 	const struct json *tie = json_get(model->config, "tie_word_embeddings");
-	bool preset = strcmp(make->options->layout, "fsdp2") != 0;
-	if (preset && make->tied && tie != NULL && tie->type == JSON_FALSE)
+	if (make->ranks.source == FROM_PRESET && make->tied && tie != NULL &&
+	    tie->type == JSON_FALSE)
 		findings_add(
 			&make->found, "tensor", "lm_head.weight",
 			"the model has no head, and its config doesn't tie it to the embedding");
 	if (make->options->dtype != NULL && ws_dtype_parse(make->options->dtype) == WS_NONE)
 		findings_add(&make->found, "dtype", "dtype", "'%s' is no dtype; a good one is f32",
 			     make->options->dtype);
-	return layout_ranks(model, make->options->layout, make->options->mesh, &make->arena,
-			    &make->ranks, &make->found, err);
+	return rc;
 }
 
 static int make_text(struct make *make, struct ws_error *err)
@@ -276,10 +302,10 @@ static int make_text(struct make *make, struct ws_error *err)
 	make_put_casts(json, make->options->casts, &make->found);
 	put_scheme(make);
 	json_begin_array(json, "params");
-	if (strcmp(make->options->layout, "fsdp2") == 0)
-		make_fsdp2(make);
-	else
+	if (make->ranks.source == FROM_PRESET)
 		rc = make_preset(make, err);
+	else
+		make_generated(make);
 	json_end_array(json);
 	json_end_object(json);
 	write_bytes(json->out, "\n", 1);

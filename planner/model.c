@@ -110,6 +110,13 @@ bool model_is_alias(const struct tensor_rule *rule)
 	       strcmp(rule->name, "model.layers.{L}.shared_head.head.weight") == 0;
 }
 
+uint32_t model_experts(const struct tensor_rule *rule)
+{
+	if (rule->expert_lo >= 0)
+		return (uint32_t)(rule->expert_hi - rule->expert_lo);
+	return strstr(rule->name, ".experts.") != NULL ? (uint32_t)rule->dim[0] : 0;
+}
+
 static bool ends_with(const char *text, const char *end)
 {
 	size_t count = strlen(text), end_count = strlen(end);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The params of a manifest that is being made.  FSDP2 is generated, one rule per tensor; the
- * other layouts expand a preset of their family: a param whose tensors the model doesn't have is
- * left out, one that has some of them only is a finding, and so is a tensor that no param reads.
+ * The params of a manifest that is being made from a preset of the layout and the model's family:
+ * a param whose tensors the model doesn't have is left out, one that has some of them only is a
+ * finding, and so is a tensor that no param reads.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,30 +12,6 @@
 
 #define PARAM_TENSOR_MAX 64 /* `t` nodes of a preset's param */
 
-/* ---- FSDP2. */
-
-static bool has_part(const char *name, const char *const *parts)
-{
-	for (uint32_t i = 0; parts[i] != NULL; i++) {
-		if (strstr(name, parts[i]) != NULL)
-			return true;
-	}
-	return false;
-}
-
-/* The dim that tensor parallelism cuts, -1 for none: by Hugging Face's names. */
-static int tp_dim(const struct tensor_rule *rule)
-{
-	static const char *const columns[] = {
-		".q_proj.",  ".k_proj.",	  ".v_proj.",	 ".gate_proj.",
-		".up_proj.", ".q_b_proj.",	  ".kv_b_proj.", "embed_tokens.",
-		"lm_head.",  "shared_head.head.", NULL};
-	static const char *const rows[] = {".o_proj.", ".down_proj.", NULL};
-	if (has_part(rule->name, columns))
-		return 0;
-	return rule->dim_count == 2 && has_part(rule->name, rows) ? 1 : -1;
-}
-
 static void put_dtype(struct make *make, const struct json *own)
 {
 	if (own != NULL)
@@ -44,58 +20,10 @@ static void put_dtype(struct make *make, const struct json *own)
 		json_put_text(&make->json, "dtype", make->options->dtype);
 }
 
-static void put_fsdp2_param(struct make *make, const struct tensor_rule *rule)
+void make_put_dtype(struct make *make)
 {
-	struct json_writer *json = &make->json;
-	bool tp = false;
-	for (uint32_t i = 0; i < make->ranks.mesh[0].axis_count; i++)
-		tp = tp || strcmp(make->ranks.mesh[0].axis[i].name, "tp") == 0;
-	int dim = tp ? tp_dim(rule) : -1;
-	json_begin_object(json, NULL);
-	json_put_text(json, "p", rule->name);
-	if (rule->layer_lo >= 0) {
-		json_begin_object(json, "each");
-		json_begin_array(json, "L");
-		json_put_integer(json, NULL, rule->layer_lo);
-		json_put_integer(json, NULL, rule->layer_hi);
-		json_end_array(json);
-		if (rule->expert_lo >= 0)
-			json_put_text(json, "E", "ep");
-		json_end_object(json);
-	}
-	/* Tensor parallel first, FSDP inside, though dp stands left in the mesh. */
-	json_begin_array(json, "x");
-	json_put_text(json, NULL, "s");
-	if (dim >= 0) {
-		json_begin_array(json, NULL);
-		json_put_text(json, NULL, "s");
-	}
-	json_begin_array(json, NULL);
-	json_put_text(json, NULL, "t");
-	json_put_text(json, NULL, rule->name);
-	json_end_array(json);
-	if (dim >= 0) {
-		json_put_integer(json, NULL, dim);
-		json_put_text(json, NULL, "tp");
-		json_end_array(json);
-	}
-	json_put_integer(json, NULL, 0);
-	json_put_text(json, NULL, "dp");
-	json_begin_object(json, NULL);
-	json_put_text(json, "mode", "chunk");
-	json_end_object(json);
-	json_end_array(json);
 	put_dtype(make, NULL);
-	json_end_object(json);
 }
-
-void make_fsdp2(struct make *make)
-{
-	for (uint32_t i = 0; i < make->model->tensor_count; i++)
-		put_fsdp2_param(make, &make->model->tensors[i]);
-}
-
-/* ---- Presets. */
 
 /* Marks what a param reads; -1: a rule without {L}. */
 static void mark_read(struct make *make, const char *name, int32_t layer)
@@ -201,7 +129,9 @@ static void put_each(struct make *make, const struct preset_param *param)
 static void put_expr(struct make *make, const struct preset_param *param, const struct json *x)
 {
 	if (x->type != JSON_ARRAY) {
-		if (x->type == JSON_STRING)
+		if (x->type == JSON_STRING && strcmp(x->text, "@expert_shard_dim") == 0)
+			json_put_integer(&make->json, x->key, make->ranks.expert_shard_dim);
+		else if (x->type == JSON_STRING)
 			json_put_text(&make->json, x->key, tensor_of(param, x->text));
 		else
 			json_put_value(&make->json, x->key, x);
@@ -225,6 +155,15 @@ static bool is_quantized(const struct preset_param *param)
 	return true;
 }
 
+/* Megatron's copy of the embedding stands where the MTP layers are. */
+static void put_stage(struct make *make, const char *stage)
+{
+	if (stage != NULL && strcmp(stage, "mtp") == 0)
+		json_put_integer(&make->json, "stage", make->ranks.mtp_stage);
+	else if (stage != NULL)
+		json_put_text(&make->json, "stage", stage);
+}
+
 static void put_param(struct make *make, const struct preset_param *param, const char *stage)
 {
 	static const char *const kept[] = {"kind", "model", "derived"};
@@ -236,8 +175,7 @@ static void put_param(struct make *make, const struct preset_param *param, const
 	put_each(make, param);
 	json_put_value(json, "mesh", json_get(param->json, "mesh"));
 	put_expr(make, param, json_get(param->json, "x"));
-	if (stage != NULL)
-		json_put_text(json, "stage", stage);
+	put_stage(make, stage);
 	if (make->options->quant != NULL && is_quantized(param)) {
 		snprintf(scale, sizeof(scale), "%s%s", name, make->scale_suffix);
 		json_put_text(json, "dtype", "f8e4m3");
@@ -254,9 +192,20 @@ static void put_param(struct make *make, const struct preset_param *param, const
 	json_end_object(json);
 }
 
+/* A param may be there only "when" an option is set, or "unless" it is. */
+static bool is_wanted(const struct make *make, const struct json *json)
+{
+	bool fused = make->ranks.fuse_shared;
+	const char *when = json_text(json, "when", NULL), *unless = json_text(json, "unless", NULL);
+	return (when == NULL || (strcmp(when, "fuse_shared") == 0 && fused)) &&
+	       (unless == NULL || strcmp(unless, "fuse_shared") != 0 || !fused);
+}
+
 static int put_preset_param(struct make *make, const struct json *json)
 {
 	struct preset_param param = {.json = json};
+	if (!is_wanted(make, json))
+		return 0;
 	const char *stage = json_text(json, "stage", NULL);
 	bool pipeline = make->ranks.stage_count > 1;
 	bool megatron = strcmp(make->options->layout, "megatron") == 0;
@@ -270,10 +219,11 @@ static int put_preset_param(struct make *make, const struct json *json)
 	if (!match(make, &param))
 		return 0;
 	put_param(make, &param, stage);
-	/* Its last stage also has the embedding where it runs an MTP layer. */
-	if (megatron && pipeline && strcmp(param.names[0], "model.embed_tokens.weight") == 0 &&
+	/* The stage that runs an MTP layer has the embedding too. */
+	if (megatron && make->ranks.mtp_stage > 0 &&
+	    strcmp(param.names[0], "model.embed_tokens.weight") == 0 &&
 	    make->layer_end > make->model->layer_count)
-		put_param(make, &param, "last");
+		put_param(make, &param, "mtp");
 	return 0;
 }
 
@@ -281,7 +231,8 @@ static void check_read(struct make *make)
 {
 	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
 		const struct tensor_rule *rule = &make->model->tensors[i];
-		int32_t lo = MAX(rule->layer_lo, -1), hi = rule->layer_lo < 0 ? 0 : rule->layer_hi;
+		int32_t lo = MAX(rule->layer_lo, -1);
+		int32_t hi = rule->layer_lo < 0 ? 0 : MIN(rule->layer_hi, make->layer_end);
 		if (model_is_alias(rule))
 			continue;
 		for (int32_t layer = lo; layer < hi; layer++) {
@@ -295,23 +246,36 @@ static void check_read(struct make *make)
 	}
 }
 
+/* A preset of the model's own type, else of its family: MLA or grouped-query attention. */
+static const struct builtin_file *find_preset(const struct make *make)
+{
+	const char *type = json_text(make->model->config, "model_type", "");
+	const char *families[] = {type, "gqa"};
+	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
+		if (strstr(make->model->tensors[i].name, ".kv_b_proj.") != NULL)
+			families[1] = "mla";
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+		char name[96];
+		snprintf(name, sizeof(name), "presets/%s-%.32s", make->options->layout,
+			 families[i]);
+		for (const struct builtin_file *file = builtin_files; file->name != NULL; file++) {
+			if (strcmp(file->name, name) == 0)
+				return file;
+		}
+	}
+	return NULL;
+}
+
 int make_preset(struct make *make, struct ws_error *err)
 {
 	static const struct json_limits limits = {
 		.bytes_max = 1u << 20, .depth_max = 32, .node_count_max = 1u << 16};
-	const struct builtin_file *file = builtin_files;
+	const struct builtin_file *file = find_preset(make);
 	const struct json *preset;
-	char name[64];
-	const char *family = "gqa";
-	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
-		if (strstr(make->model->tensors[i].name, ".kv_b_proj.") != NULL)
-			family = "mla";
-	}
-	snprintf(name, sizeof(name), "presets/%s-%s", make->options->layout, family);
-	while (file->name != NULL && strcmp(file->name, name) != 0)
-		file++;
-	if (file->name == NULL)
-		return ws_fail(err, -EINVAL, "there is no preset '%s'", name);
+	if (file == NULL)
+		return ws_fail(err, -EINVAL, "layout '%s' has no preset for such a model",
+			       make->options->layout);
 	int rc = json_parse(&make->arena, file->text, strlen(file->text), &limits, &preset, err);
 	if (rc != 0)
 		return rc;

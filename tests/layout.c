@@ -13,7 +13,7 @@ static const struct {
 	const char *model, *layout, *mesh;
 	const char *text; /* what the finding says */
 } bad_meshes[] = {
-	{"llama-3-70b", "fsdp3", "dp=2", "there are fsdp2, megatron, vllm, sglang"},
+	{"llama-3-70b", "fsdp3", "dp=2", "there are fsdp2, zero3, veomni, torchtitan"},
 	{"llama-3-70b", "fsdp2", "dp", "a good one is"},
 	{"llama-3-70b", "fsdp2", "dp=0", "a number from 1 to 65536"},
 	{"llama-3-70b", "fsdp2", "dp=2,dp=2", "stands twice"},
@@ -31,7 +31,20 @@ static const struct {
 	{"deepseek-v3", "megatron", "tp=1,order=dp-tp", "tp-cp-ep-dp-pp"},
 	{"deepseek-v3", "sglang", "tp=4,dp=3", "must each divide tp=4"},
 	{"deepseek-v3", "sglang", "tp=4,moe_dense_tp=2", "1 or tp"},
-	{"gpt-oss-120b", "vllm", "tp=1", "no param of layout 'vllm' reads it"},
+	{"gpt-oss-120b-mxfp4", "megatron", "tp=1", "no param of layout 'megatron' reads it"},
+	{"kimi-k2-int4", "vllm", "tp=1", "no param of layout 'vllm' reads it"},
+	{"kimi-k2", "vllm", "dp=4,ep=4,round_robin=1", "for models with grouped top-k"},
+	{"kimi-k2", "sglang", "tp=5,ep=5", "384 experts don't divide by ep=5"},
+	{"qwen3-30b-a3b", "sglang", "tp=2,fuse_shared=1", "models with one shared expert"},
+	{"qwen3-30b-a3b", "sglang", "tp=2,dp_lm_head=2", "'dp_lm_head=' is 1 or not there"},
+	{"qwen3-30b-a3b", "trtllm", "tp=4,ep=3", "ep=3 doesn't divide tp=4"},
+	{"gpt-oss-120b", "trtllm", "tp=2", "no param of layout 'trtllm' reads it"},
+	{"qwen3-30b-a3b", "torchtitan", "tp=2", "it needs dp="},
+	{"qwen3-30b-a3b", "torchtitan", "dp=3,ep=2", "ep=2 doesn't divide the 3 ranks"},
+	{"qwen3-30b-a3b", "veomni", "dp=9,ep=3", "128 experts don't divide by ep=3"},
+	{"qwen3-30b-a3b", "zero3", "dp=2,tp=2", "no mesh key 'tp'"},
+	{"deepseek-v3", "megatron", "pp=4,mtp=4", "\"none\" or a stage from 0 to 3"},
+	{"deepseek-v3", "megatron", "pp=3,count_loss=2", "count_loss= are 1 or not there"},
 };
 
 START_TEST(a_mesh_that_cannot_be_is_said)
@@ -70,6 +83,13 @@ static const struct {
 	{"glm-4.5", "megatron", "pp=4,tp=2", 8, "23 23 23 24 "}, /* and the MTP layer */
 	{"qwen3-32b", "megatron", "pp=2,vpp=2,tp=1", 2, "32 32 "},
 	{"deepseek-v3", "megatron", "tp=2,ep=4,pp=1", 4 * 2, "62 "},
+	/* 61 layers, embedding and loss: 63 in 3 entries; the MTP layer where it is told */
+	{"deepseek-v3", "megatron", "pp=3,count_embedding=1,count_loss=1", 3, "20 21 21 "},
+	{"deepseek-v3", "megatron", "pp=3,count_embedding=1,count_loss=1,mtp=1", 3, "20 22 20 "},
+	{"deepseek-v3", "megatron", "pp=2,vpp=2,stages=15:16:15:15", 2, "30 32 "},
+	{"deepseek-v3", "megatron", "pp=2,stages=30:31,mtp=none", 2, "30 31 "},
+	{"kimi-k2", "trtllm", "pp=4", 4, "16 15 15 15 "},
+	{"kimi-k2", "veomni", "pp=2,dp=2,stages=31:30", 4, "31 30 "},
 };
 
 START_TEST(stages_are_those_of_the_framework)

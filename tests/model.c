@@ -115,7 +115,7 @@ static const struct {
 	{"vllm", "tp=2,ep=2", SIDE_ROLLOUT},
 	{"vllm", "dp=2,tp=2,ep=4", SIDE_ROLLOUT},
 	{"vllm", "dp=2,tp=2,ep=2", SIDE_ROLLOUT},
-	{"vllm", "dp=4,tp=2,ep=2,round_robin=1", SIDE_ROLLOUT},
+	{"vllm", "dp=4,tp=2,ep=2", SIDE_ROLLOUT},
 	{"vllm", "pp=3,tp=2", SIDE_ROLLOUT},
 	{"sglang", "tp=1", SIDE_ROLLOUT},
 	{"sglang", "tp=4", SIDE_ROLLOUT},
