@@ -123,6 +123,7 @@ struct send {
 	uint64_t remote_offset;
 	uint32_t credit_op_id; /* my op id that must have arrived first; UINT32_MAX: none */
 	uint32_t counter;      /* index in digests: which sum its ops add to; ignored without */
+	uint32_t gate;	       /* waits until it is open; 0: for nothing */
 };
 
 /* With wire_digests: the sum of xxh3_64(op bytes, seed = op id) over the data ops of one counter
@@ -151,6 +152,8 @@ struct receive {
 	uint32_t move_count;
 	uint32_t credit_op_id; /* the peer's op id to write back then; UINT32_MAX: none */
 	uint32_t tag;	       /* the side's: comes back in events (which bucket) */
+	uint32_t gate; /* that it holds shut until it is done; 0: none.  What is sent behind the
+			  gate may be read from where the receive lands */
 };
 
 /* Which op ids (mine, as a receiver) feed which counter: receive index, or CREDIT. */
@@ -170,6 +173,7 @@ struct engine_program {
 	const struct op_range *ranges;
 	uint32_t range_count;
 	uint32_t op_id_count; /* op ids are below it */
+	uint32_t gate_count;  /* gates are numbered from 1 to this */
 };
 
 /* Sizes everything that an attempt needs.  Before any attempt or between two. */
@@ -181,17 +185,20 @@ int engine_set_program(struct engine *engine, const struct engine_program *progr
 int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err);
 /* The peer said ready for this attempt: sends to it may start. */
 void engine_peer_ready(struct engine *engine, struct engine_peer *peer);
+/* What isn't sent to the peer yet is given up: nothing more is posted to it, its sends count as
+ * done, its failures aren't told.  Until the fence. */
+void engine_peer_drop(struct engine *engine, struct engine_peer *peer);
 /* Ends the attempt here: no further post; strays are reported again as such. */
 void engine_end(struct engine *engine);
 
 enum engine_event_kind {
 	ENGINE_RECEIVE_DONE = 1, /* counter reached, digest right, scattered: receive index */
-	ENGINE_SENDS_DONE,	 /* every send's ops were SENT: parameters may change as far as I am
-				    concerned */
-	ENGINE_OP_FAILED,	 /* a FAILED op: peer, nic, status, op id at the receiver */
-	ENGINE_STRAY,		 /* an immediate of another attempt, repeated, or unknown */
-	ENGINE_DIGEST_WRONG,	 /* receive index, got, want */
-	ENGINE_NIC_LOST		 /* nic, status */
+	ENGINE_SENDS_DONE, /* every send's ops were SENT, or given up: parameters may change as far
+			      as I am concerned */
+	ENGINE_OP_FAILED,  /* a FAILED op: peer, nic, status, op id at the receiver */
+	ENGINE_STRAY,	   /* an immediate of another attempt, repeated, or unknown */
+	ENGINE_DIGEST_WRONG, /* receive index, got, want */
+	ENGINE_NIC_LOST	     /* nic, status */
 };
 
 enum stray_kind { STRAY_STALE, STRAY_DUPLICATE, STRAY_UNKNOWN, STRAY_NO_ATTEMPT };
@@ -221,6 +228,7 @@ int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *mu
 
 struct engine_progress {
 	uint32_t sends_done, send_count, receives_done, receive_count;
+	bool all_sent; /* ENGINE_SENDS_DONE was told, or there is nothing to send */
 	uint64_t bytes_sent, bytes_received;
 	uint64_t staging_high_bytes; /* most staging in use at once */
 	uint64_t gather_ns, post_ns; /* stage thread's time; first post to last SENT */

@@ -178,6 +178,7 @@ struct engine_peer {
 	uint32_t first_send, last_send; /* NONE: nothing to send */
 	/* of the attempt */
 	bool ready, broken;		    /* broken: an op failed; no more are posted to it */
+	bool dropped;			    /* given up, and broken for that */
 	uint32_t send, op;		    /* next to issue */
 	uint32_t gathering;		    /* blocks with the stage thread */
 	uint32_t staged_first, staged_last; /* blocks to post */
@@ -254,6 +255,12 @@ struct digest_state {
 	uint64_t sum;
 	uint32_t op_count; /* of all its sends */
 	uint32_t op_left;
+	bool sent;
+};
+
+/* Sends wait behind it for receives. */
+struct gate {
+	uint32_t receive_count, left;
 };
 
 /* Indices in the order they became due; each enters at most once an attempt. */
@@ -267,6 +274,7 @@ struct program {
 	struct engine_program given;  /* arrays borrowed */
 	struct send_state *sends;     /* owned */
 	struct digest_state *digests; /* owned */
+	struct gate *gates;	      /* owned; by number, the first isn't used */
 	struct due checks;	      /* receives for the stage thread */
 	struct due credits;	      /* receives whose credit is to be written */
 	struct due ready_digests;

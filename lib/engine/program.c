@@ -51,6 +51,8 @@ static const struct send *send_next(const struct engine *engine, const struct en
 	const struct send *send = &engine->program.given.sends[peer->send];
 	if (send->credit_op_id != NONE && !imm_has(&engine->imm, send->credit_op_id))
 		return NULL;
+	if (send->gate != 0 && engine->program.gates[send->gate].left > 0)
+		return NULL;
 	return send;
 }
 
@@ -276,25 +278,29 @@ void program_issue(struct engine *engine)
 	struct program *program = &engine->program;
 	if (!program->sends_done_told && engine->progress.sends_done == program->given.send_count &&
 	    program->digests_sent == program->given.digest_count && engine_event_room(engine) > 0) {
-		program->sends_done_told = true;
+		program->sends_done_told = engine->progress.all_sent = true;
 		engine_emit(engine, &(struct engine_event){.kind = ENGINE_SENDS_DONE, .nic = NONE});
 	}
 }
 
 /* ---------------------------------------------------------------------- what came */
 
+static bool send_is_done(const struct engine *engine, const struct send_state *state)
+{
+	return state->sent == state->op_count &&
+	       (!engine->wire_digests || state->hashed == state->op_count);
+}
+
 static void send_went_on(struct engine *engine, uint32_t index)
 {
-	const struct send_state *state = &engine->program.sends[index];
-	if (state->sent == state->op_count &&
-	    (!engine->wire_digests || state->hashed == state->op_count))
-		engine->progress.sends_done++;
+	engine->progress.sends_done += send_is_done(engine, &engine->program.sends[index]);
 }
 
 static void receive_finish(struct engine *engine, uint32_t index)
 {
 	const struct receive *receive = &engine->program.given.receives[index];
 	engine->progress.receives_done++;
+	engine->program.gates[receive->gate].left--; /* of gate 0 nobody asks */
 	for (uint32_t i = 0; i < receive->span_count; i++)
 		engine->progress.bytes_received += receive->spans[i].bytes;
 	if (receive->credit_op_id != NONE)
@@ -362,7 +368,7 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 		program_block_free(engine, slot.block);
 	if (event->kind == EVENT_FAILED) {
 		slot.peer->broken = true;
-		if (!engine->fencing)
+		if (!engine->fencing && !slot.peer->dropped)
 			engine_emit(engine, &(struct engine_event){.kind = ENGINE_OP_FAILED,
 								   .peer = slot.peer,
 								   .nic = nic,
@@ -371,7 +377,7 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 		return;
 	}
 	engine->nics[nic].bytes_sent += slot.bytes;
-	if (slot.serial != engine->serial)
+	if (slot.serial != engine->serial || slot.peer->dropped)
 		return;
 	switch (slot.kind) {
 	case OP_DIRECT:
@@ -382,6 +388,7 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 		send_went_on(engine, slot.index);
 		break;
 	case OP_DIGEST:
+		engine->program.digests[slot.index].sent = true;
 		engine->program.digests_sent++;
 		break;
 	case OP_CREDIT:
@@ -406,7 +413,7 @@ static void staged_op(struct engine *engine, const struct stage_result *result)
 			peer->staged_first = request->block;
 		peer->staged_last = request->block;
 	}
-	if (!engine->wire_digests)
+	if (!engine->wire_digests || peer->dropped)
 		return;
 	struct digest_state *digest = &engine->program.digests[send->counter];
 	digest->sum += result->got;
@@ -456,11 +463,12 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	uint64_t high = engine->blocks_used * engine->op_bytes;
 	engine->progress = (struct engine_progress){.send_count = program->given.send_count,
 						    .receive_count = program->given.receive_count,
+						    .all_sent = program->given.send_count == 0,
 						    .staging_high_bytes = high};
 	program->active_count = 0;
 	for (uint32_t i = 0; i < engine->peer_count; i++) {
 		struct engine_peer *peer = engine->peers[i];
-		peer->ready = peer->broken = false;
+		peer->ready = peer->broken = peer->dropped = false;
 		peer->send = peer->first_send;
 		peer->op = peer->gathering = 0;
 		peer->staged_first = peer->staged_last = NONE;
@@ -471,8 +479,11 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 		program->sends[i].sent = program->sends[i].hashed = 0;
 	for (uint32_t i = 0; i < program->given.digest_count; i++) {
 		program->digests[i].sum = 0;
+		program->digests[i].sent = false;
 		program->digests[i].op_left = program->digests[i].op_count;
 	}
+	for (uint32_t i = 0; i <= program->given.gate_count; i++)
+		program->gates[i].left = program->gates[i].receive_count;
 	program->checks.head = program->checks.tail = 0;
 	program->credits.head = program->credits.tail = 0;
 	program->ready_digests.head = program->ready_digests.tail = 0;
@@ -489,6 +500,23 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 void engine_peer_ready(struct engine *engine, struct engine_peer *peer)
 {
 	peer->ready = engine->imm.armed;
+	engine->moved = true;
+}
+
+void engine_peer_drop(struct engine *engine, struct engine_peer *peer)
+{
+	struct program *program = &engine->program;
+	if (!engine->imm.armed || peer->dropped)
+		return;
+	peer->dropped = peer->broken = true;
+	for (uint32_t i = 0; i < program->given.send_count; i++) {
+		const struct send_state *state = &program->sends[i];
+		engine->progress.sends_done +=
+			program->given.sends[i].peer == peer && !send_is_done(engine, state);
+	}
+	for (uint32_t i = 0; i < program->given.digest_count; i++)
+		program->digests_sent +=
+			program->given.digests[i].peer == peer && !program->digests[i].sent;
 	engine->moved = true;
 }
 

@@ -12,6 +12,7 @@ void program_release(struct engine *engine)
 	struct program *program = &engine->program;
 	mem_free(program->sends);
 	mem_free(program->digests);
+	mem_free(program->gates);
 	mem_free(program->checks.index);
 	mem_free(program->credits.index);
 	mem_free(program->ready_digests.index);
@@ -55,6 +56,9 @@ static int send_take(struct engine *engine, uint32_t index, struct ws_error *err
 			"ops from id %u",
 			index, OP_ID_MAX, (unsigned long long)send->bytes, (unsigned long long)ops,
 			send->first_op_id);
+	if (send->gate > program->given.gate_count)
+		return ws_fail(err, -EINVAL, "send %u waits behind gate %u, but there are %u",
+			       index, send->gate, program->given.gate_count);
 	int rc = local_check(engine, send, index, err);
 	if (rc != 0)
 		return rc;
@@ -96,8 +100,10 @@ static int digests_check(struct engine *engine, struct ws_error *err)
 	return 0;
 }
 
-static int receives_check(const struct engine_program *given, struct ws_error *err)
+static int receives_check(struct engine *engine, struct ws_error *err)
 {
+	const struct engine_program *given = &engine->program.given;
+
 	for (uint32_t i = 0; i < given->receive_count; i++) {
 		const struct receive *receive = &given->receives[i];
 		if (receive->peer == NULL ||
@@ -105,6 +111,11 @@ static int receives_check(const struct engine_program *given, struct ws_error *e
 			return ws_fail(err, -EINVAL,
 				       "receive %u has no peer, or a credit's op id above %u", i,
 				       OP_ID_MAX);
+		if (receive->gate > given->gate_count)
+			return ws_fail(err, -EINVAL,
+				       "receive %u holds gate %u shut, but there are %u", i,
+				       receive->gate, given->gate_count);
+		engine->program.gates[receive->gate].receive_count++;
 		for (uint32_t k = 0; k < receive->move_count; k++)
 			if (!convert_can(receive->moves[k].from, receive->moves[k].to))
 				return ws_fail(err, -EINVAL, "receive %u can't turn %s into %s", i,
@@ -120,11 +131,13 @@ static int program_allocate(struct engine *engine, struct ws_error *err)
 	const struct engine_program *given = &program->given;
 	program->sends = mem_alloc(given->send_count * sizeof(*program->sends));
 	program->digests = mem_alloc(given->digest_count * sizeof(*program->digests));
+	program->gates = mem_alloc((given->gate_count + (size_t)1) * sizeof(*program->gates));
 	program->checks.index = mem_alloc(given->receive_count * sizeof(uint32_t));
 	program->credits.index = mem_alloc(given->receive_count * sizeof(uint32_t));
 	program->ready_digests.index = mem_alloc(given->digest_count * sizeof(uint32_t));
-	if (program->sends == NULL || program->digests == NULL || program->checks.index == NULL ||
-	    program->credits.index == NULL || program->ready_digests.index == NULL)
+	if (program->sends == NULL || program->digests == NULL || program->gates == NULL ||
+	    program->checks.index == NULL || program->credits.index == NULL ||
+	    program->ready_digests.index == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a program of %u sends and %u receives",
 			       given->send_count, given->receive_count);
 	return 0;
@@ -148,7 +161,7 @@ int engine_set_program(struct engine *engine, const struct engine_program *given
 	if (rc == 0)
 		rc = digests_check(engine, err);
 	if (rc == 0)
-		rc = receives_check(given, err);
+		rc = receives_check(engine, err);
 	if (rc == 0)
 		rc = imm_set(&engine->imm, given, err);
 	if (rc == 0) {
