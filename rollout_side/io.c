@@ -213,6 +213,7 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 	case MEMBER_NOTHING:
 	case MEMBER_ALL_WIRED:
 	case MEMBER_READY:
+	case MEMBER_NEXT_GONE:
 	case MEMBER_REPLICAS:
 		break;
 	case MEMBER_ROSTER:

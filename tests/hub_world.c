@@ -173,8 +173,8 @@ static void roster_take(struct actor *actor, const struct member_event *event)
 	const struct ws_error no_rail = {.code = -ENODEV, .text = "no rail"};
 	if (actor->cannot_wire)
 		member_say_failure(actor->member, FAILURE_ATTEMPT, 0, UINT32_MAX, &no_rail);
-	if (actor->role == ROLE_ROLLOUT)
-		return;
+	actor->next_gone = false;
+	actor->forwarded = 0;
 	member_say_quiet(actor->member, event->generation);
 }
 
@@ -289,6 +289,10 @@ static void actor_take(struct actor *actor, const struct member_event *event)
 	case MEMBER_READY:
 		ready_take(actor, event);
 		break;
+	case MEMBER_NEXT_GONE:
+		ck_assert_uint_eq(event->generation, actor->generation);
+		actor->next_gone = true;
+		break;
 	case MEMBER_WORD:
 		if (actor->role == ROLE_ROLLOUT)
 			rollout_word(actor, event);
@@ -322,9 +326,25 @@ static void actor_take(struct actor *actor, const struct member_event *event)
 	}
 }
 
-/* Whether every trainer's bytes for this rank's attempt are there. */
+/* In a chain: the rollout with that roster index, in the same wiring; or NULL. */
+static const struct actor *in_chain(const struct world *world, const struct actor *rollout,
+				    uint32_t index)
+{
+	if (world->options.forward != HUB_FORWARD_CHAIN || index < world->trainers)
+		return NULL;
+	for (uint32_t i = world->trainers; i < world->count; i++)
+		if (world->actor[i].self == index &&
+		    world->actor[i].generation == rollout->generation)
+			return &world->actor[i];
+	return NULL;
+}
+
+/* Whether every trainer's bytes for this rank's attempt are there, or those of the one before. */
 static bool bytes_are_there(const struct world *world, const struct actor *rollout)
 {
+	const struct actor *before = in_chain(world, rollout, rollout->self - world->replica_ranks);
+	if (before != NULL)
+		return before->forwarded == rollout->attempt;
 	for (uint32_t i = 0; i < world->trainers; i++)
 		if (world->actor[i].written[rollout->self] != rollout->attempt)
 			return false;
@@ -334,7 +354,14 @@ static bool bytes_are_there(const struct world *world, const struct actor *rollo
 static void actor_goes_on(struct world *world, struct actor *actor)
 {
 	if (actor->role == ROLE_ROLLOUT) {
-		if (actor->state == RANK_READY && bytes_are_there(world, actor))
+		uint32_t next = actor->self + world->replica_ranks;
+		bool there = actor->state == RANK_READY && bytes_are_there(world, actor);
+		if (there && in_chain(world, actor, next) != NULL &&
+		    actor->ready[next] == actor->attempt)
+			actor->forwarded = actor->attempt;
+		there = there && (in_chain(world, actor, next) == NULL || actor->next_gone ||
+				  actor->forwarded == actor->attempt);
+		if (there)
 			state_say(actor, RANK_LANDED);
 		else if (actor->state == RANK_COMMITTED)
 			state_say(actor, RANK_LIVE);

@@ -40,6 +40,8 @@ struct actor {
 	enum rank_state state;
 	uint64_t attempt, version, live, served[2]; /* versions that were live before and now */
 	uint32_t begin_count, abort_count;
+	uint64_t forwarded; /* attempt whose bytes the next replica has from here */
+	bool next_gone;
 	/* trainer */
 	uint64_t want, joined, sent, over_attempt, begun, begun_version;
 	struct ws_error push_error;

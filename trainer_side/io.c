@@ -25,6 +25,7 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 	switch (event->kind) {
 	case MEMBER_NOTHING:
 	case MEMBER_QUIET:
+	case MEMBER_NEXT_GONE:
 		break;
 	case MEMBER_REPLICAS:
 		/* At once: a roster may follow, which knows other replicas. */

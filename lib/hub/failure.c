@@ -138,6 +138,8 @@ void replica_late(struct progress *progress, uint32_t index, enum rank_state wan
 			continue; /* the trainers' own deadline */
 		if (progress->now_ns - since <= progress->options.phase_ns)
 			continue;
+		if (next == RANK_LANDED && forward_awaits(progress, index))
+			continue; /* the one before it is to blame */
 		if (next == RANK_LANDED && sender_late(progress, seat))
 			return;
 		struct ws_error why;

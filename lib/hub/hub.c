@@ -365,6 +365,7 @@ static int hub_make(struct hub *hub, const struct hub_options *options, struct w
 		.replica_ranks = options->replica_ranks,
 		.min_replicas = options->min_replicas,
 		.barrier = options->barrier,
+		.forward = options->forward,
 		.join_ns = (options->join_ms == 0 ? JOIN_MS_DEFAULT : options->join_ms) * MS_NS,
 		.lost_ns = (options->lost_ms == 0 ? LOST_MS_DEFAULT : options->lost_ms) * MS_NS,
 		.phase_ns =

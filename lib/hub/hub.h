@@ -47,6 +47,14 @@ enum replica_word { WORD_NONE = 0, WORD_BEGIN, WORD_PAUSE, WORD_COMMIT, WORD_RES
  */
 struct hub;
 
+/* Which rollouts write to rollouts; trainers write to all.  Who may write to a rank hears its
+ * ready, and says quiet before the rank closes what was written to it with. */
+enum hub_forward {
+	HUB_FORWARD_NONE = 0,
+	HUB_FORWARD_INSIDE, /* the ranks of a replica to each other */
+	HUB_FORWARD_CHAIN   /* each rank to the same one of the next replica in the roster */
+};
+
 struct hub_options {
 	const char *endpoint; /* "tcp://127.0.0.1:7000"; port may be "*" */
 	const struct run_key *key;
@@ -55,7 +63,8 @@ struct hub_options {
 	uint32_t min_replicas;	/* whole replicas needed to start and to call a push done; >= 1 */
 	const void *rules;	/* opaque; copied; sent with every roster */
 	uint32_t rules_bytes;
-	bool barrier;	   /* pause no replica before all have landed */
+	bool barrier; /* pause no replica before all have landed */
+	enum hub_forward forward;
 	uint32_t join_ms;  /* deadline for the first wiring; 0: 60 s */
 	uint32_t lost_ms;  /* silence after which a member is lost; 0: 5 s */
 	uint32_t phase_ms; /* a rank's deadline for ready, landed.., each; 0: 60 s */
@@ -113,11 +122,13 @@ enum member_event_kind {
 	MEMBER_NOTHING = 0,
 	MEMBER_ROSTER, /* a new wiring: generation, roster, manifests, rules; peers of before must
 			  be fenced */
-	MEMBER_QUIET,  /* every trainer in the roster has closed its old sending halves for
+	MEMBER_QUIET,  /* every sender in the roster has closed its old sending halves for
 			  generation */
 	MEMBER_PAIR,   /* a pair frame for generation from member `from` (request or answer) */
 	MEMBER_ALL_WIRED, /* every member of the generation is wired */
-	MEMBER_READY,	  /* trainers: rollout `from` is ready for attempt, with body */
+	MEMBER_READY,	  /* who writes to it: rollout `from` is ready for attempt, with body.  At
+			   * a rollout it may come before its own BEGIN of that attempt */
+	MEMBER_NEXT_GONE, /* rollouts in a chain: the replica that mine writes to was dropped */
 	MEMBER_WORD, /* rollouts: the hub's word to my replica, once my said state allows it: BEGIN,
 		      * PAUSE (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers:
 		      * BEGIN */

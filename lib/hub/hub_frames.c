@@ -308,6 +308,7 @@ void beat_down_encode(const struct beat_down *beat, struct writer *out)
 	write_u8(out, beat->quiet);
 	write_u8(out, beat->wired);
 	write_u8(out, beat->over);
+	write_u8(out, beat->next_gone);
 	write_u8(out, (uint8_t)beat->word);
 	write_error(out, &beat->dropped_error);
 	write_error(out, &beat->attempt_error);
@@ -347,6 +348,7 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	beat.quiet = read_bool(&in);
 	beat.wired = read_bool(&in);
 	beat.over = read_bool(&in);
+	beat.next_gone = read_bool(&in);
 	beat.word = (enum replica_word)read_enum(&in, WORD_ABORT);
 	read_error(&in, &beat.dropped_error);
 	read_error(&in, &beat.attempt_error);

@@ -140,6 +140,7 @@ struct beat_down {
 	enum replica_word word;
 	uint64_t word_attempt;
 	struct ws_error word_error;
+	bool next_gone; /* rollouts: of the replica behind mine in a chain */
 	uint64_t view_serial;
 	bool has_views;
 	uint32_t view_count, view_room; /* room: of the caller's array, before decoding */

@@ -112,7 +112,7 @@ static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 	io->roster_ns = now_ns + ROSTER_NS;
 }
 
-/* One rollout's ready, to the trainers whose beats don't show it yet. */
+/* One rollout's ready, to those who write to it and whose beats don't show it yet. */
 static void ready_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 {
 	struct seat_io *io = &hub->io[number];
@@ -123,11 +123,11 @@ static void ready_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 		return;
 	uint32_t bit = index - progress->options.trainer_count;
 	bool encoded = false;
-	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+	for (uint32_t i = 0; i < hub->io_count; i++) {
 		const struct beat_up *up = &progress->seats[i].up;
 		bool has = up->ready_attempt == progress->attempt && bit < up->ready_count &&
 			   (up->ready[bit / 8] >> (bit % 8) & 1) != 0;
-		if (has || !seat_is_in(&progress->seats[i]))
+		if (has || !seat_is_in(&progress->seats[i]) || !forward_writes(progress, i, number))
 			continue;
 		struct passage ready = {.generation = progress->generation,
 					.attempt = io->ready_attempt,

@@ -217,6 +217,13 @@ static bool state_event(struct member *member, struct member_event *event_out)
 			return true;
 		}
 	}
+	if (generation != 0 && down->generation == generation && down->next_gone &&
+	    member->next_gone_told != generation) {
+		member->next_gone_told = generation;
+		*event_out =
+			(struct member_event){.kind = MEMBER_NEXT_GONE, .generation = generation};
+		return true;
+	}
 	if (member->options.role == ROLE_ROLLOUT)
 		return word_event(member, event_out);
 	if (begin_event(member, event_out))

@@ -136,13 +136,21 @@ static bool pair_hear(struct member *member, const struct frame *frame,
 	return true;
 }
 
+/* A trainer has heard the attempt's BEGIN; a rollout's own may still be under way. */
+static bool ready_fits(const struct member *member, uint64_t attempt)
+{
+	if (member->options.role == ROLE_TRAINER)
+		return attempt == member->up.attempt_seen;
+	return attempt >= MAX(member->begun, member->up.ready_attempt);
+}
+
 static bool ready_hear(struct member *member, const struct frame *frame,
 		       struct member_event *event_out)
 {
 	struct passage ready;
 	struct beat_up *up = &member->up;
 	if (passage_decode(&ready, frame->body, frame->body_bytes, NULL) != 0 ||
-	    ready.generation != member->roster.generation || ready.attempt != up->attempt_seen ||
+	    ready.generation != member->roster.generation || !ready_fits(member, ready.attempt) ||
 	    ready.from < member->roster.trainer_count || ready.from >= member->roster.member_count)
 		return false;
 	if (up->ready_attempt != ready.attempt) {

@@ -37,7 +37,7 @@ struct member {
 	struct beat_down down;
 	struct replica_view *views; /* owned; of the roster's replicas */
 	uint32_t view_count, view_room;
-	uint64_t quiet_told, wired_told;
+	uint64_t quiet_told, wired_told, next_gone_told;
 	enum replica_word word_told;
 	uint64_t word_told_attempt, begun;
 

@@ -108,6 +108,7 @@ void replica_drop(struct progress *progress, uint32_t index, const struct ws_err
 	replica->waits_trainers = false;
 	progress->rewire = true;
 	word_set(progress, index, WORD_NONE);
+	forward_drop(progress, index, why);
 }
 
 void attempt_abort(struct progress *progress, const struct ws_error *why)

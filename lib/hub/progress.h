@@ -6,6 +6,7 @@
  *   roster.c    who is there: joins, losses, wiring generations
  *   progress.c  attempts: begin .. resume, abort, drop, in doubt; one word per replica
  *   failure.c   failures that are said, ranks that are poisoned, deadlines
+ *   forward.c   rollouts that write to rollouts
  *   say.c       what a member is told: beat_down, roster, sentences
  *
  * It mirrors update_model.pml (HUBINC 1, STRICT_JOIN 1, BEGIN_RESUMES 1, DROP_RULE 1); the
@@ -56,6 +57,7 @@ struct progress_options {
 	uint64_t incarnation;
 	uint32_t trainer_count, replica_ranks, min_replicas;
 	bool barrier;
+	enum hub_forward forward;
 	uint64_t join_ns, lost_ns, phase_ns;
 };
 
@@ -134,6 +136,16 @@ void progress_roster_member(const struct progress *progress, uint32_t index,
 uint32_t progress_roster_index(const struct progress *progress, uint32_t seat);
 /* Who is missing, or what is waited for; -EAGAIN, or 0 with an empty text. */
 int progress_waits_for(const struct progress *progress, struct ws_error *err);
+
+/* ---- forward.c */
+/* Whether the member at seat `from` writes to the one at seat `to`. */
+bool forward_writes(const struct progress *progress, uint32_t from, uint32_t to);
+/* Whether the replica behind this rollout's in the chain is out of the roster it was wired in. */
+bool forward_next_gone(const struct progress *progress, uint32_t seat);
+/* Whether a replica waits for one before it in the chain that hasn't landed. */
+bool forward_awaits(const struct progress *progress, uint32_t index);
+/* A replica was dropped: so is the next one, if it still waits for its bytes. */
+void forward_drop(struct progress *progress, uint32_t index, const struct ws_error *why);
 
 /* ---- shared by roster.c, progress.c, failure.c and say.c */
 static inline uint32_t replica_seat(const struct progress *progress, uint32_t replica_index,

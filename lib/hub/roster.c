@@ -363,6 +363,11 @@ static void wiring_try(struct progress *progress)
 	roster_set(progress);
 }
 
+static bool sends(const struct progress *progress, enum member_role role)
+{
+	return role == ROLE_TRAINER || progress->options.forward != HUB_FORWARD_NONE;
+}
+
 /* Whose fault a late wiring is.  One that hangs keeps all of the other role from being wired, so
  * where only some of a role lag it is they, and else the rollouts. */
 static bool wiring_blames(const struct progress *progress, const struct seat *seat)
@@ -378,7 +383,7 @@ static bool wiring_blames(const struct progress *progress, const struct seat *se
 		lag[member_id_role(other->id)] += other->up.wired != generation;
 	}
 	if (!progress->quiet)
-		return role == ROLE_TRAINER && seat->up.quiet != generation;
+		return sends(progress, role) && seat->up.quiet != generation;
 	bool rollouts = lag[ROLE_TRAINER] == 0 || lag[ROLE_ROLLOUT] < all[ROLE_ROLLOUT] ||
 			lag[ROLE_TRAINER] == all[ROLE_TRAINER];
 	if (lag[ROLE_ROLLOUT] == 0)
@@ -421,7 +426,7 @@ static void wiring_tick(struct progress *progress)
 		const struct seat *seat = &progress->seats[progress->roster[i]];
 		bool is_in = seat_is_in(seat) && seat->in == progress->roster_incarnation[i];
 		wired = wired && is_in && seat->up.wired == progress->generation;
-		if (i < progress->options.trainer_count)
+		if (sends(progress, member_id_role(seat->id)))
 			quiet = quiet && is_in && seat->up.quiet == progress->generation;
 	}
 	if ((quiet && !progress->quiet) || (wired && !progress->wired))

@@ -142,6 +142,7 @@ void progress_beat_down(struct progress *progress, uint32_t number, struct repli
 	beat_out->word = replica->word;
 	beat_out->word_attempt = replica->attempt;
 	beat_out->word_error = replica->error;
+	beat_out->next_gone = forward_next_gone(progress, number);
 }
 
 uint32_t progress_roster_index(const struct progress *progress, uint32_t number)

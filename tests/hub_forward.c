@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The hub where rollouts write to rollouts: who hears whose ready, and what is dropped with a
+ * replica that others get their bytes from.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "lib/hub/hub_frames.h"
+#include "tests/hub_world.h"
+#include "tests/test.h"
+
+START_TEST(each_replica_hears_the_ready_of_the_next_one_only)
+{
+	struct world world;
+	world_open(&world, 1, 3, 2,
+		   &(struct hub_options){.min_replicas = 3, .forward = HUB_FORWARD_CHAIN});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	for (uint64_t version = 1; version <= 2; version++)
+		push_ok(&world, version);
+	for (uint32_t i = 1; i < world.count; i++)
+		for (uint32_t k = 1; k < world.count; k++)
+			ck_assert_uint_eq(world.actor[i].ready[k], k == i + 2 ? 2 : 0);
+	for (uint32_t i = 1; i < world.count; i++)
+		ck_assert(!world.actor[i].next_gone);
+	world_close(&world);
+}
+END_TEST
+
+START_TEST(ranks_of_a_replica_hear_each_others_ready)
+{
+	struct world world;
+	world_open(&world, 1, 2, 2,
+		   &(struct hub_options){.min_replicas = 2, .forward = HUB_FORWARD_INSIDE});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	push_ok(&world, 1);
+	world_run_ms(&world, 400); /* nobody waits for these: the last may still be under way */
+	for (uint32_t i = 1; i < world.count; i++)
+		for (uint32_t k = 1; k < world.count; k++) {
+			bool same = k != i && (k - 1) / 2 == (i - 1) / 2;
+			ck_assert_uint_eq(world.actor[i].ready[k], same ? 1 : 0);
+		}
+	world_close(&world);
+}
+END_TEST
+
+static bool next_is_gone(const struct world *world, const void *arg)
+{
+	(void)world;
+	return ((const struct actor *)arg)->next_gone;
+}
+
+/* Replica 1 dies before it has anything: 2 can't land, 0 needn't wait for it. */
+START_TEST(who_waits_for_a_dropped_replica_is_dropped_and_named)
+{
+	struct world world;
+	world_open(&world, 1, 3, 1,
+		   &(struct hub_options){
+			   .min_replicas = 1, .forward = HUB_FORWARD_CHAIN, .lost_ms = 600});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	push_ok(&world, 1);
+	struct actor *first = world_rollout(&world, 0, 0), *middle = world_rollout(&world, 1, 0),
+		     *last = world_rollout(&world, 2, 0);
+	middle->no_step = true;
+	world_push(&world, 2);
+	ck_assert(world_run(&world, rollout_has_begun, last));
+	actor_kill(middle);
+	ck_assert(world_run(&world, next_is_gone, first));
+	ck_assert(world_run(&world, push_ended, NULL));
+	ck_assert_msg(world.actor[0].push_error.code == 0, "%s", world.actor[0].push_error.text);
+	ck_assert_uint_eq(first->live, 2);
+	ck_assert_uint_eq(last->drop_count, 1);
+	ck_assert_uint_eq(last->live, 1);
+	ck_assert_msg(strstr(last->dropped.text,
+			     "replica 2 gets its weights from replica 1: rollout 1.0") != NULL,
+		      "%s", last->dropped.text);
+	/* Replica 2 comes back by itself, behind replica 0 now. */
+	last->all_wired = first->all_wired = false;
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	push_ok_but(&world, 3, middle);
+	ck_assert_uint_eq(last->live, 3);
+	ck_assert_uint_eq(first->ready[last->self], 3);
+	world_close(&world);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *tests = suite_create("hub_forward");
+	TCase *forward = tcase_create("forward");
+
+	tcase_add_test(forward, each_replica_hears_the_ready_of_the_next_one_only);
+	tcase_add_test(forward, ranks_of_a_replica_hear_each_others_ready);
+	tcase_add_test(forward, who_waits_for_a_dropped_replica_is_dropped_and_named);
+	tcase_set_timeout(forward, 60);
+	suite_add_tcase(tests, forward);
+	return tests;
+}
