@@ -156,6 +156,7 @@ static void receives_init(struct builder *builder)
 			builder->receives[pair->receive_base + c] = (struct receive){
 				.peer = pair->peer,
 				.op_count = pair->plan->counters[c].op_count,
+				.bytes = pair->plan->counters[c].bytes,
 				.digest_op_id = wire->rules.wire_digests ? digest : UINT32_MAX,
 				.credit_op_id = UINT32_MAX,
 				.tag = pair->plan->counters[c].bucket,

@@ -8,43 +8,21 @@
 
 #include "trainer_side/program.h"
 
-/* ---------------------------------------------------------------- where a param lies there */
-
-/* Rows may cover params that nobody asked for; the last row that begins at or before counts. */
-static const struct place_row *row_find(const struct pair *pair, uint32_t param)
-{
-	uint32_t lo = 0, hi = pair->row_count;
-
-	while (lo < hi) {
-		uint32_t mid = lo + (hi - lo) / 2;
-		if (pair->rows[mid].first_param <= param)
-			lo = mid + 1;
-		else
-			hi = mid;
-	}
-	if (lo == 0)
-		return NULL;
-	const struct place_row *row = &pair->rows[lo - 1];
-	return param - row->first_param < row->param_count && row->set == 0 ? row : NULL;
-}
+/* ---------------------------------------------------------------- one send */
 
 static int remote_direct(const struct ws_trainer *trainer, const struct pair *pair,
 			 const struct plan_part *part, struct send *send, struct ws_error *err)
 {
-	const struct place_row *row = row_find(pair, part->dst_param);
 	char name[64];
 
-	if (row == NULL)
+	if (!place_find(pair->rows, pair->row_count, part->dst_param, &send->remote_region,
+			&send->remote_offset))
 		return ws_fail(err, -EPROTO, "%s didn't say where its param %u lies",
 			       trainer_wire_member_name(trainer, pair->member, name),
 			       part->dst_param);
-	int64_t steps = row->step * (int64_t)(part->dst_param - row->first_param);
-	send->remote_region = row->region;
-	send->remote_offset = row->offset + (uint64_t)steps + part->dst_offset;
+	send->remote_offset += part->dst_offset;
 	return 0;
 }
-
-/* ---------------------------------------------------------------- one send */
 
 static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy, struct send *send,
 		       struct ws_error *err)

@@ -145,7 +145,8 @@ struct span {
 struct receive {
 	struct engine_peer *peer; /* the sender */
 	uint32_t op_count;	  /* the counter's threshold; the digest's op included */
-	const struct span *spans; /* of its data ops */
+	uint64_t bytes;		  /* of its data ops, for progress */
+	const struct span *spans; /* where they land; only digests look there */
 	uint32_t span_count;
 	uint32_t digest_op_id;	  /* UINT32_MAX: no digest */
 	const struct move *moves; /* scatter, when all is there; may be none */

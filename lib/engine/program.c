@@ -301,8 +301,7 @@ static void receive_finish(struct engine *engine, uint32_t index)
 	const struct receive *receive = &engine->program.given.receives[index];
 	engine->progress.receives_done++;
 	engine->program.gates[receive->gate].left--; /* of gate 0 nobody asks */
-	for (uint32_t i = 0; i < receive->span_count; i++)
-		engine->progress.bytes_received += receive->spans[i].bytes;
+	engine->progress.bytes_received += receive->bytes;
 	if (receive->credit_op_id != NONE)
 		due_put(&engine->program.credits, index);
 	engine_emit(engine, &(struct engine_event){.kind = ENGINE_RECEIVE_DONE,

@@ -262,6 +262,11 @@ struct pair_frame {
 	uint32_t row_count;
 };
 
+/* Where a param lies in buffer set 0, by rows ascending by first_param; false: they don't say.
+ * Rows may cover params that nobody asked for. */
+bool place_find(const struct place_row *rows, uint32_t count, uint32_t param, uint32_t *region_out,
+		uint64_t *offset_out);
+
 int pair_encode(const struct pair_frame *pair, struct writer *out);
 /* Rows go to arena; address and regions point into bytes.  -EPROTO names what is wrong. */
 int pair_decode(struct pair_frame *pair_out, struct arena *arena, const void *bytes, size_t count,

@@ -109,3 +109,26 @@ int pair_decode(struct pair_frame *pair_out, struct arena *arena, const void *by
 	*pair_out = pair;
 	return 0;
 }
+
+/* The last row that begins at or before the param counts. */
+bool place_find(const struct place_row *rows, uint32_t count, uint32_t param, uint32_t *region_out,
+		uint64_t *offset_out)
+{
+	uint32_t lo = 0, hi = count;
+	while (lo < hi) {
+		uint32_t mid = lo + (hi - lo) / 2;
+		if (rows[mid].first_param <= param)
+			lo = mid + 1;
+		else
+			hi = mid;
+	}
+	if (lo == 0)
+		return false;
+	const struct place_row *row = &rows[lo - 1];
+	uint32_t steps = param - row->first_param;
+	if (steps >= row->param_count || row->set != 0)
+		return false;
+	*region_out = row->region;
+	*offset_out = row->offset + (uint64_t)(row->step * (int64_t)steps);
+	return true;
+}
