@@ -12,7 +12,7 @@ struct simulate_command {
 	struct places_wanted places;
 	struct rules rules;
 	struct sim_options options;
-	const char *fanout, *fabric, *constants_file, *trace_file;
+	const char *fanout, *fabric, *constants_file, *trace_file, *paper;
 	const char *slow, *without_nic, *bandwidth; /* what if */
 	bool join;
 	uint32_t join_late_ms;
@@ -235,6 +235,17 @@ static int simulate_files(const struct simulate_command *wanted, const char *con
 	return rc;
 }
 
+static int simulate_paper_pipeline(const struct simulate_command *wanted, struct ws_error *err)
+{
+	struct played played = {0};
+
+	int rc = simulate_paper(&played.simulation, wanted->paper, &wanted->options.constants, err);
+	if (rc == 0)
+		rc = put_report(&played, NULL, wanted, err);
+	played_release(&played);
+	return rc;
+}
+
 static int print_constants(const struct sim_constants *constants, struct ws_error *err)
 {
 	struct writer out = WRITER_INIT(1u << 20);
@@ -318,6 +329,8 @@ static int simulate_run(const struct command *command, int argc, char **argv)
 		{"join", 0, OPTION_FLAG, &wanted.join, NULL, "what if one more replica joined"},
 		{"join-late", 0, OPTION_MS, &wanted.join_late_ms, "TIME",
 		 "and were ready so much later than the others"},
+		{"paper", 0, OPTION_TEXT, &wanted.paper, "MODEL",
+		 "the pipeline of arXiv 2510.27656 instead: kimi-k2, qwen3-235b"},
 		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL, "the report as one object"},
 		{"trace", 0, OPTION_TEXT, &wanted.trace_file, "FILE",
 		 "a timeline for ui.perfetto.dev (Chrome trace format)"},
@@ -342,6 +355,8 @@ static int simulate_run(const struct command *command, int argc, char **argv)
 	int rc;
 	if (wanted.print_constants)
 		rc = print_constants(&wanted.options.constants, &err);
+	else if (wanted.paper != NULL)
+		rc = simulate_paper_pipeline(&wanted, &err);
 	else if (file_count == 2)
 		rc = simulate_files(&wanted, files, &err);
 	else

@@ -140,6 +140,12 @@ int simulate_plan(struct simulation **out, const struct plan *all,
 		  const struct sim_options *options, struct ws_error *err);
 void simulation_free(struct simulation *simulation);
 
+/* ---- simulate_paper.c: the pipeline of arXiv 2510.27656 for "kimi-k2" or "qwen3-235b": whole
+ * tensors are gathered, fused, quantized and written param by param, in groups with barriers
+ * between them.  Buckets are params.  -EINVAL names the two. */
+int simulate_paper(struct simulation **out, const char *model,
+		   const struct sim_constants *constants, struct ws_error *err);
+
 /* ---- simulate_report.c.  The plan gives names; NULL: members are called by number. */
 const char *simulation_member_name(const struct simulation *simulation, const struct plan *all,
 				   uint32_t member, char *out, size_t bytes);

@@ -14,12 +14,12 @@
 /* One link while rates are found. */
 struct filling {
 	double left;	/* capacity that frozen flows leave */
-	double weight;	/* of its unfrozen flows */
+	double weight;	/* of its unfrozen flows: what a level of 1 takes */
 	uint32_t count; /* of its unfrozen flows */
 };
 
 struct heap_entry {
-	double share; /* at most the link's true share: shares only grow while flows freeze */
+	double level; /* at most the one that fills the link: it only grows while flows freeze */
 	uint32_t link;
 };
 
@@ -28,7 +28,7 @@ struct solver {
 	struct filling *links;
 	size_t *by_link_first; /* the flows of link l: by_link[first[l]] .. by_link[first[l + 1]) */
 	uint32_t *by_link;
-	uint32_t *capped; /* flows with a rate_max, lowest first */
+	uint32_t *capped; /* flows with a rate_max, lowest level first */
 	uint32_t capped_count;
 	bool *growing; /* by flow: active and not frozen */
 	struct heap_entry *heap;
@@ -36,10 +36,10 @@ struct solver {
 	struct arena arena;
 };
 
-/* ---- A heap of links, the smallest share on top; ties by number. */
+/* ---- A heap of links, the first to be full on top; ties by number. */
 static bool before(const struct heap_entry *a, const struct heap_entry *b)
 {
-	return a->share != b->share ? a->share < b->share : a->link < b->link;
+	return a->level != b->level ? a->level < b->level : a->link < b->link;
 }
 
 static void heap_sink(struct heap_entry *heap, uint32_t count, uint32_t at)
@@ -75,9 +75,15 @@ static void heap_drop_top(struct solver *solver)
 }
 
 /* ---- Progressive filling. */
-static void freeze(struct solver *solver, uint32_t index, double rate)
+static double level_max(const struct sim_flow *flow)
+{
+	return flow->rate_max / flow->share;
+}
+
+static void freeze(struct solver *solver, uint32_t index, double level)
 {
 	struct sim_flow *flow = &solver->in->flows[index];
+	double rate = level * flow->share;
 
 	/* Rounding may leave a full link's last flow nothing; it must end all the same. */
 	rate = MAX(rate, 1);
@@ -86,7 +92,7 @@ static void freeze(struct solver *solver, uint32_t index, double rate)
 	for (uint32_t u = 0; u < flow->use_count; u++) {
 		struct filling *link = &solver->links[flow->uses[u].link];
 		link->left = MAX(0, link->left - rate * flow->uses[u].weight);
-		link->weight -= flow->uses[u].weight;
+		link->weight -= flow->uses[u].weight * flow->share;
 		link->count--;
 	}
 }
@@ -102,7 +108,8 @@ static void fill_begin(struct solver *solver)
 		if (!solver->growing[i])
 			continue;
 		for (uint32_t u = 0; u < flow->use_count; u++) {
-			solver->links[flow->uses[u].link].weight += flow->uses[u].weight;
+			solver->links[flow->uses[u].link].weight +=
+				flow->uses[u].weight * flow->share;
 			solver->links[flow->uses[u].link].count++;
 		}
 	}
@@ -115,16 +122,17 @@ static void fill(struct solver *solver)
 	uint32_t next_capped = 0;
 
 	fill_begin(solver);
-	/* Ends: each turn freezes a capped flow, raises a key to a link's true share, or drops a
+	/* Ends: each turn freezes a capped flow, raises a key to a link's true level, or drops a
 	 * link. */
 	while (solver->heap_count > 0) {
 		struct heap_entry *top = &solver->heap[0];
 		struct filling *link = &solver->links[top->link];
 		if (next_capped < solver->capped_count) {
 			uint32_t index = solver->capped[next_capped];
-			if (solver->in->flows[index].rate_max <= top->share) {
+			double level = level_max(&solver->in->flows[index]);
+			if (level <= top->level) {
 				if (solver->growing[index])
-					freeze(solver, index, solver->in->flows[index].rate_max);
+					freeze(solver, index, level);
 				next_capped++;
 				continue;
 			}
@@ -133,9 +141,9 @@ static void fill(struct solver *solver)
 			heap_drop_top(solver);
 			continue;
 		}
-		double share = link->left / link->weight;
-		if (share > top->share) {
-			top->share = share;
+		double level = link->left / link->weight;
+		if (level > top->level) {
+			top->level = level;
 			heap_sink(solver->heap, solver->heap_count, 0);
 			continue;
 		}
@@ -144,7 +152,7 @@ static void fill(struct solver *solver)
 		for (size_t i = solver->by_link_first[full]; i < solver->by_link_first[full + 1];
 		     i++)
 			if (solver->growing[solver->by_link[i]])
-				freeze(solver, solver->by_link[i], share);
+				freeze(solver, solver->by_link[i], level);
 	}
 }
 
@@ -272,8 +280,8 @@ static int capped_order(const void *a, const void *b, void *arg)
 	const struct sim_flow *flows = arg;
 	uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
 
-	if (flows[i].rate_max != flows[j].rate_max)
-		return flows[i].rate_max < flows[j].rate_max ? -1 : 1;
+	if (level_max(&flows[i]) != level_max(&flows[j]))
+		return level_max(&flows[i]) < level_max(&flows[j]) ? -1 : 1;
 	return i < j ? -1 : i > j;
 }
 

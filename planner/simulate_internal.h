@@ -31,6 +31,7 @@ struct sim_flow {
 	uint32_t kind;		   /* the caller's */
 	uint32_t use_count;
 	struct sim_use uses[SIM_USES_MAX];
+	double share;	 /* of a full link, against 1 of others */
 	double rate_max; /* bytes/s that it can't exceed by itself, or INFINITY */
 	double ready_s;	 /* not before */
 	size_t gate_first;
@@ -65,8 +66,8 @@ struct sim_flows {
 
 /*
  * Runs all flows to their ends.  At each moment every flow has its max-min fair rate: no flow's
- * could grow without taking from one that isn't faster.  -ENOMEM; -EDEADLK when flows wait for
- * gates that nobody opens.
+ * could grow without taking from one that isn't faster for its share.  -ENOMEM; -EDEADLK when flows
+ * wait for gates that nobody opens.
  */
 int sim_flows_run(struct sim_flows *flows, struct ws_error *err);
 
