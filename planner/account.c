@@ -416,20 +416,42 @@ static struct claim claim_here(const struct follow *follow)
 	return claim;
 }
 
-/* The whole part at once, where each of its dims is one canonical dim; false where it isn't. */
+/* One dim of the part as canonical dims, the fastest first: each but the slowest is whole in both
+ * pieces, so that the next one goes on where it ends.  False where it isn't so. */
+static bool follow_dim(const struct follow *follow, int64_t from, int64_t to, uint64_t left,
+		       struct box *box)
+{
+	const struct piece *s = follow->source_piece, *t = follow->target_piece;
+
+	for (uint32_t used = 0; left > 1 && used < s->dim_count; used++) {
+		uint32_t d = dim_along(follow, from, to, 1);
+		if (d == BOX_DIM_MAX || box->extent[d] != 1)
+			return false;
+		uint64_t here = MIN(s->extent[d] - follow->source_at[d],
+				    t->extent[d] - follow->target_at[d]);
+		box->extent[d] = MIN(here, left);
+		if (here >= left)
+			return true;
+		if (here != s->extent[d] || here != t->extent[d] || left % here != 0)
+			return false;
+		left /= here;
+		from *= (int64_t)here;
+		to *= (int64_t)here;
+	}
+	return left == 1;
+}
+
+/* The whole part at once, where it is a box of the canonical tensor; false where it isn't. */
 static bool follow_box(struct follow *follow, int64_t from, int64_t to, int *rc)
 {
 	const struct plan_part *part = follow->part;
 	struct claim claim = claim_here(follow);
 
 	for (uint32_t d = 0; d < part->dim_count; d++) {
-		if (part->extent[d] == 1)
-			continue;
-		uint32_t dim = dim_along(follow, part->src_stride[d] / from,
-					 part->dst_stride[d] / to, part->extent[d]);
-		if (dim == BOX_DIM_MAX || claim.box.extent[dim] != 1)
+		if (part->extent[d] > 1 &&
+		    !follow_dim(follow, part->src_stride[d] / from, part->dst_stride[d] / to,
+				part->extent[d], &claim.box))
 			return false;
-		claim.box.extent[dim] = part->extent[d];
 	}
 	*rc = claim_add(follow->account, &claim);
 	return true;
