@@ -173,8 +173,7 @@ static const char *piece_fault(const struct claim *claims, size_t count, const s
 	return volume == needed ? NULL : "isn't all written";
 }
 
-const char *account_fault(struct account *account, const struct rank_params *mine,
-			  struct claim *at_out)
+const char *account_fault(struct account *account, const struct peer *mine, struct claim *at_out)
 {
 	struct claim *claims = account->claims.items;
 	size_t count = account->claims.count, i = 0;
@@ -183,7 +182,7 @@ const char *account_fault(struct account *account, const struct rank_params *min
 		qsort(claims, count, sizeof(*claims), claim_order);
 	for (uint32_t p = 0; p < mine->count; p++) {
 		const struct form *form = mine->params[p].form;
-		for (uint32_t s = 0; s < form->piece_count; s++) {
+		for (uint32_t s = 0; mine->kind[p] != 0 && s < form->piece_count; s++) {
 			size_t first = i;
 			while (i < count && claims[i].param == p && claims[i].piece == s)
 				i++;
@@ -194,7 +193,7 @@ const char *account_fault(struct account *account, const struct rank_params *min
 				return fault;
 		}
 	}
-	return NULL; /* a claim is always of a piece, so none is left */
+	return NULL; /* a claim is always of a piece that some kind touches, so none is left */
 }
 
 static uint64_t common_volume(const struct box *a, const struct box *b)
@@ -307,32 +306,91 @@ static bool piece_at(const struct piece *piece, uint64_t x, uint64_t *at)
 	return ladder_solve(&ladder, piece, 0, (int64_t)x - ladder.base, at);
 }
 
+static int reach_order(const void *a, const void *b)
+{
+	const struct reach *x = a, *y = b;
+
+	if (x->lo != y->lo)
+		return x->lo < y->lo ? -1 : 1;
+	return x->piece < y->piece ? -1 : x->piece > y->piece;
+}
+
+void account_reach(const struct form *form, struct reach *list)
+{
+	uint64_t highest = 0;
+
+	for (uint32_t i = 0; i < form->piece_count; i++) {
+		struct ladder ladder;
+		ladder_make(&ladder, &form->pieces[i]);
+		list[i] = (struct reach){.lo = (uint64_t)ladder.base,
+					 .hi = (uint64_t)(ladder.base + ladder.reach[0]),
+					 .piece = i};
+	}
+	if (form->piece_count > 0)
+		qsort(list, form->piece_count, sizeof(*list), reach_order);
+	for (uint32_t i = 0; i < form->piece_count; i++)
+		list[i].hi_max = highest = MAX(highest, list[i].hi);
+}
+
+/* The piece that has element x: among those that begin before it, from the nearest back. */
 static const struct piece *spot_find(struct spot_param *spot, uint64_t x, uint64_t *at)
 {
 	const struct form *form = spot->param->form;
+	uint32_t lo = 0, hi = form->piece_count;
 
-	for (uint32_t i = 0; i < form->piece_count; i++) {
-		uint32_t index = spot->piece + i;
-		if (index >= form->piece_count)
-			index -= form->piece_count;
-		if (piece_at(&form->pieces[index], x, at)) {
-			spot->piece = index;
-			return &form->pieces[index];
-		}
+	if (hi == 0)
+		return NULL;
+	if (piece_at(&form->pieces[spot->piece], x, at))
+		return &form->pieces[spot->piece];
+	while (lo < hi) {
+		uint32_t middle = (lo + hi) / 2;
+		if (spot->reach[middle].lo <= x)
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	for (; lo > 0 && spot->reach[lo - 1].hi_max >= x; lo--) {
+		uint32_t piece = spot->reach[lo - 1].piece;
+		if (spot->reach[lo - 1].hi < x || !piece_at(&form->pieces[piece], x, at))
+			continue;
+		spot->piece = piece;
+		return &form->pieces[piece];
 	}
 	return NULL;
 }
 
-static void spot_name(const struct spot_param *spot, const struct piece *piece, char *out,
-		      size_t bytes)
-{
-	const struct tensor_rule *rule = manifest_tensor(spot->manifest, piece->tensor);
-	int32_t expert = spot->param->expert;
+/* Which tensor a piece is of: its rule, and the layer and expert that its name needs. */
+struct spot_tensor {
+	const struct tensor_rule *rule;
+	int32_t layer, expert;
+};
 
-	if (piece->slot >= 0)
-		expert = param_expert(spot->manifest, spot->rank, spot->param, piece->slot);
-	tensor_name(rule, rule->layer_lo < 0 ? -1 : spot->param->layer,
-		    rule->expert_lo < 0 ? -1 : expert, out, bytes);
+static struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece)
+{
+	struct spot_tensor tensor = {.rule = manifest_tensor(spot->peer->manifest, piece->tensor),
+				     .layer = -1,
+				     .expert = -1};
+
+	if (tensor.rule->layer_lo >= 0)
+		tensor.layer = spot->param->layer;
+	if (tensor.rule->expert_lo >= 0)
+		tensor.expert = piece->slot < 0
+					? spot->param->expert
+					: param_expert(spot->peer->manifest, spot->peer->rank,
+						       spot->param, piece->slot);
+	return tensor;
+}
+
+/* Whether two tensors have one name; both names are written out where numbers don't tell. */
+static bool same_tensor(const struct spot_tensor *a, const struct spot_tensor *b, char *have,
+			char *want, size_t bytes)
+{
+	if (a->layer == b->layer && a->expert == b->expert &&
+	    strcmp(a->rule->name, b->rule->name) == 0)
+		return true;
+	tensor_name(a->rule, a->layer, a->expert, have, bytes);
+	tensor_name(b->rule, b->layer, b->expert, want, bytes);
+	return strcmp(have, want) == 0;
 }
 
 /* What follows one part. */
@@ -354,16 +412,17 @@ static int follow_element(struct follow *follow, uint64_t x, uint64_t y)
 	const struct piece *t = spot_find(follow->target, y, follow->target_at);
 
 	if (s == NULL || t == NULL) {
+		const struct spot_param *spot = s == NULL ? follow->source : follow->target;
 		snprintf(follow->why, follow->why_bytes,
-			 "element %" PRIu64 " of '%s' is padding at the %s", s == NULL ? x : y,
-			 (s == NULL ? follow->source : follow->target)->param->name,
-			 s == NULL ? "source" : "target");
+			 "element %" PRIu64 " of the %s's '%s' is padding", s == NULL ? x : y,
+			 s == NULL ? "source" : "target",
+			 manifest_rule(spot->peer->manifest, spot->param->rule)->name);
 		return 1;
 	}
 	if (s != follow->source_piece || t != follow->target_piece) {
-		spot_name(follow->source, s, have, sizeof(have));
-		spot_name(follow->target, t, want, sizeof(want));
-		if (strcmp(have, want) != 0) {
+		const struct spot_tensor from = spot_tensor(follow->source, s);
+		const struct spot_tensor to = spot_tensor(follow->target, t);
+		if (!same_tensor(&from, &to, have, want, sizeof(have))) {
 			snprintf(follow->why, follow->why_bytes, "a place of '%s' gets '%s'", want,
 				 have);
 			return 1;
@@ -379,7 +438,8 @@ static int follow_element(struct follow *follow, uint64_t x, uint64_t y)
 		snprintf(follow->why, follow->why_bytes,
 			 "index %" PRIu64 " of dim %" PRIu32 " of '%s' goes to the "
 			 "place of index %" PRIu64,
-			 from, d, follow->target->param->name, to);
+			 from, d, manifest_tensor(follow->target->peer->manifest, t->tensor)->name,
+			 to);
 		return 1;
 	}
 	return 0;

@@ -2,13 +2,14 @@
 /*
  * Balance: how the bytes of each holder set are dealt over its holders.
  *
- * All flows of a set lie on one line of bytes, in the order replica, target rank, unit.  Each
- * holder gets one interval of it, so only a box that straddles a border is cut, and a member
- * finds its own boxes from running sums alone.  Targets come before units in that order: each
- * holder serves few targets and works in every bucket.
+ * Each holder gets a share of all bytes that only this set can send.  The shares come from
+ * water-filling set by set until nothing moves: the sum of squared loads falls with each step,
+ * and where it is least the busiest is as low as can be.
  *
- * The intervals' lengths come from water-filling set by set until nothing moves: the sum of
- * squared loads falls with each step, and where it is least the busiest is as low as can be.
+ * In each bucket the set's bytes lie on one line, in the order replica, target rank, unit, and
+ * each holder gets an interval of it as long as its share says.  So only a box that straddles a
+ * border is cut, a member finds its own boxes from running sums alone, every holder works in
+ * every bucket and serves few targets in it, and buckets of layers alike are dealt alike.
  */
 #include "planner/plan_internal.h"
 
@@ -67,37 +68,26 @@ static int sums_make(struct planning *planning, uint64_t *loads)
 	const struct plan *plan = planning->plan;
 	uint32_t replicas = plan->fed_replicas;
 
-	for (size_t s = 0; s < planning->sets.count; s++) {
-		struct holder_set *set = planning_set(planning, (uint32_t)s);
-		if (set->count < 2)
-			continue;
-		set->base = arena_array(&planning->arena, plan->rollout_count, sizeof(uint64_t));
-		set->running = arena_array(&planning->arena, plan->rollout_count, sizeof(uint64_t));
-		set->end = arena_array(&planning->arena, set->count, sizeof(uint64_t));
-		if (set->base == NULL || set->running == NULL || set->end == NULL)
-			return -ENOMEM;
-	}
 	for (size_t g = 0; g < planning->geometries.count; g++) {
 		const struct geometry *geometry = planning_geometry(planning, (uint32_t)g);
-		for (uint32_t f = 0; f < geometry->flow_count; f++) {
-			const struct flow *flow = &geometry->flows[f];
-			struct holder_set *set = planning_set(planning, flow->set);
-			uint64_t bytes = flow->bytes * geometry->unit_count;
-			set->total += bytes;
-			if (set->count == 1)
-				loads[set->ranks[0]] += bytes * replicas;
-			else
-				set->base[flow->target] += bytes;
+		for (uint32_t w = 0; w < geometry->want_count; w++) {
+			const struct want *want = &geometry->wants[w];
+			uint64_t times = (uint64_t)geometry->unit_count * want->taker_count;
+			for (uint32_t a = 0; a < want->atom_count; a++) {
+				const struct atom *atom = &geometry->atoms[want->atom_first + a];
+				planning_set(planning, atom->set)->total += atom->bytes * times;
+			}
 		}
 	}
 	for (size_t s = 0; s < planning->sets.count; s++) {
 		struct holder_set *set = planning_set(planning, (uint32_t)s);
-		uint64_t before = 0;
-		for (uint32_t r = 0; set->count > 1 && r < plan->rollout_count; r++) {
-			uint64_t bytes = set->base[r];
-			set->base[r] = before;
-			before += bytes;
+		if (set->count == 1) {
+			loads[set->ranks[0]] += set->total * replicas;
+			continue;
 		}
+		set->share = arena_array(&planning->arena, set->count, sizeof(uint64_t));
+		if (set->share == NULL)
+			return -ENOMEM;
 	}
 	return 0;
 }
@@ -111,14 +101,14 @@ static bool deal(struct planning *planning, struct holder_set *set, uint64_t *lo
 	bool changed = false;
 
 	for (uint32_t i = 0; i < set->count; i++) {
-		loads[set->ranks[i]] -= set->end[i];
+		loads[set->ranks[i]] -= set->share[i];
 		around[i] = loads[set->ranks[i]];
 		weight[i] = weights[set->ranks[i]];
 	}
 	balance_fill(around, weight, set->count, set->total * planning->plan->fed_replicas, share);
 	for (uint32_t i = 0; i < set->count; i++) {
-		changed = changed || share[i] != set->end[i];
-		set->end[i] = share[i];
+		changed = changed || share[i] != set->share[i];
+		set->share[i] = share[i];
 		loads[set->ranks[i]] += share[i];
 	}
 	return changed;
@@ -136,7 +126,6 @@ int balance_make(struct planning *planning, struct ws_error *err)
 	if (loads == NULL || weights == NULL || scratch == NULL || sums_make(planning, loads) != 0)
 		return plan_no_memory(err);
 	places_weights(plan, weights);
-	/* Until the last step `end` holds shares, not borders. */
 	for (uint32_t pass = 0; changed && pass < PASSES_MAX; pass++) {
 		changed = false;
 		for (size_t s = 0; s < planning->sets.count; s++) {
@@ -145,10 +134,105 @@ int balance_make(struct planning *planning, struct ws_error *err)
 				changed = true;
 		}
 	}
-	for (size_t s = 0; s < planning->sets.count; s++) {
-		struct holder_set *set = planning_set(planning, (uint32_t)s);
-		for (uint32_t i = 1; set->count > 1 && i < set->count; i++)
-			set->end[i] += set->end[i - 1];
+	return 0;
+}
+
+/* ---- The lines of a kind. */
+
+static bool set_has(const struct holder_set *set, uint32_t rank)
+{
+	uint32_t lo = 0, hi = set->count;
+
+	while (lo < hi) {
+		uint32_t middle = (lo + hi) / 2;
+		if (set->ranks[middle] < rank)
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	return lo < set->count && set->ranks[lo] == rank;
+}
+
+/* A set met first in this kind: what it was in the one before is forgotten. */
+static int line_begin(struct planning *planning, struct holder_set *set, uint32_t index)
+{
+	const struct plan *plan = planning->plan;
+	size_t ranks = plan->rollout_count;
+	uint32_t *line = vec_add(&planning->lines, sizeof(*line));
+
+	if (line == NULL)
+		return -ENOMEM;
+	*line = index;
+	set->in_line = true;
+	set->own = plan->self >= plan->trainer_count || set_has(set, plan->self);
+	if (set->count == 1)
+		return 0;
+	if (set->base == NULL) {
+		set->base = arena_array(&planning->arena, ranks, sizeof(uint64_t));
+		set->running = arena_array(&planning->arena, ranks, sizeof(uint64_t));
+		set->end = arena_array(&planning->arena, set->count, sizeof(uint64_t));
+		if (set->base == NULL || set->running == NULL || set->end == NULL)
+			return -ENOMEM;
+	}
+	memset(set->base, 0, ranks * sizeof(uint64_t));
+	memset(set->running, 0, ranks * sizeof(uint64_t));
+	return 0;
+}
+
+static int line_of_unit(struct planning *planning, const struct geometry *geometry)
+{
+	for (uint32_t w = 0; w < geometry->want_count; w++) {
+		const struct want *want = &geometry->wants[w];
+		for (uint32_t a = 0; a < want->atom_count; a++) {
+			const struct atom *atom = &geometry->atoms[want->atom_first + a];
+			struct holder_set *set = planning_set(planning, atom->set);
+			if (!set->in_line && line_begin(planning, set, atom->set) != 0)
+				return -ENOMEM;
+			for (uint32_t t = 0; set->count > 1 && t < want->taker_count; t++)
+				set->base[want->takers[t].rank] += atom->bytes;
+		}
+	}
+	return 0;
+}
+
+/* Bytes per rank become bytes before it; shares become borders. */
+static void line_end(const struct plan *plan, struct holder_set *set)
+{
+	uint64_t before = 0, given = 0;
+
+	for (uint32_t r = 0; r < plan->rollout_count; r++) {
+		uint64_t bytes = set->base[r];
+		set->base[r] = before;
+		before += bytes;
+	}
+	set->line = before;
+	wide whole = (wide)set->total * plan->fed_replicas;
+	wide line = (wide)before * plan->fed_replicas;
+	for (uint32_t i = 0; i < set->count; i++) {
+		given += set->share[i];
+		set->end[i] = (uint64_t)(line * given / whole);
+	}
+}
+
+int balance_lines(struct planning *planning, const struct bucket_kind *kind, struct ws_error *err)
+{
+	const uint32_t *lines = planning->lines.items;
+
+	for (size_t i = 0; i < planning->lines.count; i++)
+		planning_set(planning, lines[i])->in_line = false;
+	planning->lines.count = 0;
+	for (uint32_t i = 0; i < kind->unit_count; i++) {
+		uint32_t unit = planning->order[kind->unit_first + i];
+		const struct geometry *geometry =
+			planning_geometry(planning, planning->unit_geometry[unit]);
+		if (line_of_unit(planning, geometry) != 0)
+			return plan_no_memory(err);
+	}
+	lines = planning->lines.items;
+	for (size_t i = 0; i < planning->lines.count; i++) {
+		struct holder_set *set = planning_set(planning, lines[i]);
+		if (set->count > 1)
+			line_end(planning->plan, set);
 	}
 	return 0;
 }

@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * From the atoms of a bucket's units to the boxes of the planned member: which holder sends
+ * From the atoms of a kind's units to the boxes of the planned member: which holder sends
  * which rows, and where they lie in both ranks' params.
  */
 #include "planner/plan_internal.h"
 
-/* One atom of one unit on its way to one replica. */
+/* One atom of one unit on its way to one taker of one replica. */
 struct delivery {
 	struct planning *planning;
+	const struct bucket_kind *kind;
 	const struct geometry *geometry;
+	const struct want *want;
 	const struct atom *atom;
+	const struct holder *taker;
+	const struct holding *target; /* the taker's */
 	uint32_t unit, replica;
+	uint32_t replicas; /* that are alike and planned as one */
 	struct ws_error *err;
 };
 
@@ -41,35 +46,39 @@ bool box_dense(const struct box *box, const struct piece *piece)
 	return true;
 }
 
-void boxes_count(struct plan *plan, const struct raw *raw)
-{
-	plan->sent[raw->sender] += raw->bytes;
-	plan->received[raw->receiver] += raw->bytes;
-	plan->totals.bytes += raw->bytes;
-	if (raw->sender < plan->trainer_count)
-		plan->from_trainers[raw->receiver] += raw->bytes;
-	else
-		plan->totals.forward_bytes += raw->bytes;
-}
-
 /* Counted by box, before it is cut for balance or merged: the numbers of layouts.md 5.2. */
-static void count_box(struct plan_totals *totals, const struct box *box, const struct piece *source,
-		      const struct piece *target)
+static void count_box(struct plan_totals *totals, const struct delivery *delivery,
+		      const struct piece *source)
 {
-	bool source_dense = box_dense(box, source), target_dense = box_dense(box, target);
+	const struct box *box = &delivery->atom->box;
+	bool source_dense = box_dense(box, source);
+	bool target_dense = box_dense(box, delivery->want->piece);
+	uint64_t times = (uint64_t)delivery->kind->bucket_count * delivery->replicas;
 	uint64_t rows = 1;
 
 	for (uint32_t d = 0; d + 1 < box->dim_count; d++)
 		rows *= box->extent[d];
-	totals->boxes++;
-	totals->runs += source_dense && target_dense ? 1 : rows;
-	totals->class_count[(source_dense ? 0 : 1) + (target_dense ? 0 : 2)]++;
+	totals->boxes += times;
+	totals->runs += (source_dense && target_dense ? 1 : rows) * times;
+	totals->class_count[(source_dense ? 0 : 1) + (target_dense ? 0 : 2)] += times;
+}
+
+void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers)
+{
+	uint64_t bytes = raw->bytes * layers;
+
+	plan->sent[raw->sender] += bytes;
+	plan->received[raw->receiver] += bytes;
+	plan->totals.bytes += bytes;
+	if (raw->sender < plan->trainer_count)
+		plan->from_trainers[raw->receiver] += bytes;
+	else
+		plan->totals.forward_bytes += bytes;
 }
 
 int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
-	      struct ws_error *err)
+	      uint64_t layers, struct ws_error *err)
 {
-	struct plan *plan = planning->plan;
 	const struct holding *source = ends->source, *target = ends->target;
 	struct raw *raw = vec_add(&planning->raws, sizeof(*raw));
 
@@ -82,43 +91,47 @@ int boxes_put(struct planning *planning, const struct ends *ends, const struct b
 				       .dim_count = box->dim_count,
 				       .from = source->dtype,
 				       .to = target->dtype};
+	raw->rules = (struct part_rules){source->rule, target->rule, source->each, target->each};
 	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
 	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);
 	part_side(target->piece, box, target->dtype, &raw->part.dst_offset, raw->part.dst_stride);
 	raw->bytes = box_volume(box) * ws_dtype_bytes(target->dtype);
 	shape_normalize(raw);
-	boxes_count(plan, raw);
+	boxes_count(planning->plan, raw, layers);
 	return 0;
 }
 
+/* A box for one replica; where replicas are alike it counts for the others too. */
 static int raw_add(const struct delivery *delivery, const struct box *box, uint32_t holder,
 		   bool first)
 {
 	struct planning *planning = delivery->planning;
-	const struct plan *plan = planning->plan;
-	const struct atom *atom = delivery->atom;
-	const struct holder *from = &delivery->geometry->cells[atom->cell].holders[holder];
-	const struct holding *source, *target;
+	struct plan *plan = planning->plan;
+	const struct holder *from =
+		&delivery->geometry->cells[delivery->atom->cell].holders[holder];
+	const struct holding *source;
 	uint32_t count;
 	int rc = match_holdings(planning, SIDE_TRAINER, from->rank, delivery->unit, &source, &count,
 				delivery->err);
+	struct ends ends = {
+		.sender = from->rank,
+		.receiver = member_of_rollout(plan, delivery->replica, delivery->taker->rank),
+		.target = delivery->target};
 
-	if (rc == 0)
-		rc = match_holdings(planning, SIDE_ROLLOUT, atom->target, delivery->unit, &target,
-				    &count, delivery->err);
 	if (rc != 0)
 		return rc;
-	const struct ends ends = {
-		.sender = from->rank,
-		.receiver = member_of_rollout(plan, delivery->replica, atom->target),
-		.source = source + from->nth,
-		.target = target + atom->nth,
-	};
-	rc = boxes_put(planning, &ends, box, delivery->err);
-	if (rc == 0 && first)
-		count_box(&planning->plan->totals, &atom->box, ends.source->piece,
-			  ends.target->piece);
-	return rc;
+	ends.source = source + from->nth;
+	rc = boxes_put(planning, &ends, box, delivery->kind->bucket_count, delivery->err);
+	if (rc != 0)
+		return rc;
+	struct raw raw = ((struct raw *)planning->raws.items)[planning->raws.count - 1];
+	for (uint32_t r = 1; r < delivery->replicas; r++) {
+		raw.receiver += plan->rollout_count;
+		boxes_count(plan, &raw, delivery->kind->bucket_count);
+	}
+	if (first)
+		count_box(&plan->totals, delivery, ends.source->piece);
+	return 0;
 }
 
 /*
@@ -166,52 +179,115 @@ static int deal_rows(const struct delivery *delivery, const struct holder_set *s
 	return 0;
 }
 
-static int flow_boxes(struct delivery *delivery, const struct flow *flow)
+/* What one taker of a want gets, out of the sets that the planned member is concerned with. */
+static int taker_boxes(struct delivery *delivery)
 {
 	struct planning *planning = delivery->planning;
-	const struct holder_set *set = planning_set(planning, flow->set);
-	uint64_t position = 0;
-	int rc = 0;
+	const struct want *want = delivery->want;
+	uint32_t rank = delivery->taker->rank, count;
+	int rc = match_holdings(planning, SIDE_ROLLOUT, rank, delivery->unit, &delivery->target,
+				&count, delivery->err);
 
-	if (set->count > 1)
-		position = delivery->replica * set->total + set->base[flow->target] +
-			   set->running[flow->target];
-	for (uint32_t a = 0; rc == 0 && a < flow->atom_count; a++) {
-		delivery->atom = &delivery->geometry->atoms[flow->atom_first + a];
-		if (set->count == 1)
+	delivery->target += delivery->taker->nth;
+	for (uint32_t a = 0; rc == 0 && a < want->atom_count; a++) {
+		delivery->atom = &delivery->geometry->atoms[want->atom_first + a];
+		struct holder_set *set = planning_set(planning, delivery->atom->set);
+		if (!set->own)
+			continue;
+		if (set->count == 1) {
 			rc = raw_add(delivery, &delivery->atom->box, 0, true);
-		else
-			rc = deal_rows(delivery, set, position + delivery->atom->before);
+			continue;
+		}
+		rc = deal_rows(delivery, set,
+			       delivery->replica * set->line + set->base[rank] +
+				       set->running[rank]);
+		set->running[rank] += delivery->atom->bytes;
 	}
 	return rc;
 }
 
-int boxes_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err)
+/* All takers of all wants of a unit, or the planned member alone. */
+static int unit_boxes(struct delivery *delivery)
 {
-	const struct plan *plan = planning->plan;
-	const struct geometry *geometry =
-		planning_geometry(planning, planning->unit_geometry[unit]);
-	struct delivery delivery = {
-		.planning = planning, .geometry = geometry, .unit = unit, .err = err};
-	uint32_t lo = 0, hi = plan->fed_replicas;
+	const struct plan *plan = delivery->planning->plan;
+	bool one = plan->self != PLAN_ALL && plan->self >= plan->trainer_count;
+	uint32_t self = one ? (plan->self - plan->trainer_count) % plan->rollout_count : 0;
+	const struct geometry *geometry = delivery->geometry;
 
-	if (plan->self != PLAN_ALL && plan->self >= plan->trainer_count) {
-		lo = (plan->self - plan->trainer_count) / plan->rollout_count;
-		hi = MIN(hi, lo + 1);
-	}
-	for (uint32_t replica = lo; replica < hi; replica++) {
-		delivery.replica = replica;
-		for (uint32_t f = 0; f < geometry->own_count; f++) {
-			int rc = flow_boxes(&delivery, &geometry->flows[geometry->own[f]]);
+	for (uint32_t w = 0; w < geometry->want_count; w++) {
+		delivery->want = &geometry->wants[w];
+		for (uint32_t t = 0; t < delivery->want->taker_count; t++) {
+			delivery->taker = &delivery->want->takers[t];
+			if (one && delivery->taker->rank != self)
+				continue;
+			int rc = taker_boxes(delivery);
 			if (rc != 0)
 				return rc;
 		}
 	}
-	for (uint32_t f = 0; f < geometry->own_count; f++) {
-		const struct flow *flow = &geometry->flows[geometry->own[f]];
-		struct holder_set *set = planning_set(planning, flow->set);
-		if (set->count > 1)
-			set->running[flow->target] += flow->bytes;
-	}
 	return 0;
+}
+
+static void lines_rewind(struct planning *planning)
+{
+	const uint32_t *lines = planning->lines.items;
+
+	for (size_t i = 0; i < planning->lines.count; i++) {
+		struct holder_set *set = planning_set(planning, lines[i]);
+		if (set->count > 1)
+			memset(set->running, 0,
+			       planning->plan->rollout_count * sizeof(*set->running));
+	}
+}
+
+/* Whether what one replica gets, each gets: nothing is dealt, and nothing forwarded. */
+static bool replicas_alike(const struct planning *planning)
+{
+	const uint32_t *lines = planning->lines.items;
+
+	for (size_t i = 0; i < planning->lines.count; i++)
+		if (planning_set(planning, lines[i])->count > 1)
+			return false;
+	return planning->plan->input.rules.fanout == FANOUT_NONE;
+}
+
+static int replica_boxes(struct delivery *delivery)
+{
+	struct planning *planning = delivery->planning;
+	const struct bucket_kind *kind = delivery->kind;
+	int rc = 0;
+
+	lines_rewind(planning);
+	for (uint32_t i = 0; rc == 0 && i < kind->unit_count; i++) {
+		delivery->unit = planning->order[kind->unit_first + i];
+		delivery->geometry =
+			planning_geometry(planning, planning->unit_geometry[delivery->unit]);
+		rc = unit_boxes(delivery);
+	}
+	return rc;
+}
+
+int boxes_of_kind(struct planning *planning, struct bucket_kind *kind, struct ws_error *err)
+{
+	const struct plan *plan = planning->plan;
+	struct delivery delivery = {.planning = planning, .kind = kind, .replicas = 1, .err = err};
+	uint32_t lo = 0, hi = plan->fed_replicas;
+	int rc = balance_lines(planning, kind, err);
+
+	planning->raws.count = 0;
+	kind->replicas_alike = replicas_alike(planning);
+	if (plan->self != PLAN_ALL && plan->self >= plan->trainer_count) {
+		lo = (plan->self - plan->trainer_count) / plan->rollout_count;
+		hi = MIN(hi, lo + 1);
+	} else if (kind->replicas_alike) {
+		delivery.replicas = hi;
+		hi = 1;
+	}
+	for (uint32_t replica = lo; rc == 0 && replica < hi; replica++) {
+		delivery.replica = replica;
+		rc = replica_boxes(&delivery);
+	}
+	for (uint32_t i = 0; rc == 0 && i < kind->unit_count; i++)
+		rc = fanout_of_unit(planning, kind, planning->order[kind->unit_first + i], err);
+	return rc;
 }

@@ -4,6 +4,9 @@
  * embedding first, the layers, then the rest.  Units that meet in one param of either side (q_a
  * and kv_a, the experts of a stack) form a group, and a group is never torn apart: what an
  * engine reloads by one param must be whole when its bucket is.
+ *
+ * Only the layers planned are ordered and cut, into kinds; a kind is a bucket in each layer
+ * that is alike.
  */
 #include <stdio.h>
 
@@ -132,29 +135,33 @@ static struct place_in_order *order_make(struct planning *planning, uint32_t *pa
 }
 
 /* "model.layers.7", "model.layers.7 part 2", "model.embed_tokens", "model.norm" */
-static const char *bucket_name(struct planning *planning, const struct place_in_order *place,
-			       uint32_t part)
+static const char *bucket_name(struct planning *planning, const struct bucket_kind *kind,
+			       int32_t layer)
 {
 	struct arena *arena = &planning->plan->arena;
+	int32_t own_layer, expert;
+	const struct family *family =
+		match_unit(planning, planning->order[kind->unit_first], &own_layer, &expert);
+	struct tensor_rule rule = {.name = family->key};
 	char name[256];
 
-	match_unit_name(planning, place->unit, name, sizeof(name));
+	tensor_name(&rule, own_layer == kind->layer ? layer : own_layer, expert, name,
+		    sizeof(name));
 	size_t bytes = strlen(name);
-	if (place->phase == PHASE_LAYER) {
-		int32_t layer, expert;
-		const struct family *family = match_unit(planning, place->unit, &layer, &expert);
+	if (kind->phase == PHASE_LAYER) {
 		const char *at = strstr(family->key, "{L}");
 		char number[16];
 		int digits = snprintf(number, sizeof(number), "%" PRId32, layer);
 		if (at != NULL)
 			bytes = MIN(bytes, (size_t)(at - family->key) + (size_t)digits);
+		if (kind->part > 0)
+			return arena_text(arena, "%.*s part %" PRIu32, (int)bytes, name,
+					  kind->part + 1);
 	} else if (bytes > sizeof(".weight") &&
 		   strcmp(name + bytes + 1 - sizeof(".weight"), ".weight") == 0) {
 		bytes -= sizeof(".weight") - 1;
 	}
-	if (part == 0)
-		return arena_text(arena, "%.*s", (int)bytes, name);
-	return arena_text(arena, "%.*s part %" PRIu32, (int)bytes, name, part + 1);
+	return arena_text(arena, "%.*s", (int)bytes, name);
 }
 
 static uint64_t unit_bytes(const struct planning *planning, uint32_t unit)
@@ -163,83 +170,167 @@ static uint64_t unit_bytes(const struct planning *planning, uint32_t unit)
 	       planning->plan->fed_replicas;
 }
 
-static uint64_t group_bytes(const struct planning *planning, const struct place_in_order *places,
-			    uint32_t at)
+/* The end of the group that begins at a place, and its bytes. */
+static uint32_t group_end(const struct planning *planning, const struct place_in_order *places,
+			  uint32_t at, uint64_t *bytes_out)
 {
-	uint64_t bytes = 0;
+	uint32_t end = at;
 
-	for (uint32_t i = at; i < planning->ordered_count && places[i].group == places[at].group;
-	     i++)
-		bytes += unit_bytes(planning, places[i].unit);
-	return bytes;
+	for (*bytes_out = 0; end < planning->ordered_count && places[end].group == places[at].group;
+	     end++)
+		*bytes_out += unit_bytes(planning, places[end].unit);
+	return end;
 }
 
-/* Cuts the order where the layer changes or the bucket has its bytes, between groups only. */
-static int buckets_cut(struct planning *planning, const struct place_in_order *places,
-		       struct vec *buckets)
+/* The end of what has the same phase and layer as a place, and its bytes. */
+static uint32_t layer_end(const struct planning *planning, const struct place_in_order *places,
+			  uint32_t at, uint64_t *bytes_out)
 {
-	struct plan *plan = planning->plan;
-	uint64_t total = 0;
+	uint32_t end = at;
+
+	for (*bytes_out = 0;
+	     end < planning->ordered_count && places[end].phase == places[at].phase &&
+	     places[end].layer == places[at].layer;
+	     end++)
+		*bytes_out += unit_bytes(planning, places[end].unit);
+	return end;
+}
+
+/* Without a stated size a layer stays whole, but a model without layers doesn't. */
+static uint64_t bucket_aim(const struct planning *planning, uint32_t phase)
+{
+	uint64_t aim = planning->plan->input.rules.bucket_bytes, total = 0;
+
+	if (aim != 0)
+		return aim;
+	if (phase == PHASE_LAYER)
+		return UINT64_MAX;
+	for (size_t g = 0; g < planning->geometries.count; g++) {
+		const struct geometry *geometry = planning_geometry(planning, (uint32_t)g);
+		total += geometry->bytes * geometry->unit_count;
+	}
+	return MAX(1, total * planning->plan->fed_replicas / 4);
+}
+
+/* Cuts one layer into as many kinds of about equal bytes as the aim asks for, between groups
+ * only. */
+static int layer_cut(struct planning *planning, const struct place_in_order *places, uint32_t first,
+		     uint32_t end, uint64_t bytes, struct vec *kinds)
+{
+	uint64_t aim = bucket_aim(planning, places[first].phase), before = 0, group_bytes;
+	uint64_t parts = bytes / aim + (bytes % aim != 0);
+	struct bucket_kind *kind = NULL;
+	uint64_t slot = 0;
 	uint32_t part = 0;
 
-	for (uint32_t i = 0; i < planning->ordered_count; i++)
-		total += unit_bytes(planning, places[i].unit);
-	for (uint32_t i = 0; i < planning->ordered_count; i++) {
-		const struct place_in_order *place = &places[i];
-		struct unit_bucket *bucket = NULL;
-		bool next = i == 0 || place->phase != places[i - 1].phase ||
-			    place->layer != places[i - 1].layer;
-		part = next ? 0 : part;
-		if (!next) {
-			/* Without a stated size a layer stays whole, but a model without layers
-			 * doesn't. */
-			uint64_t aim = plan->input.rules.bucket_bytes;
-			if (aim == 0)
-				aim = place->phase == PHASE_LAYER ? UINT64_MAX : total / 4;
-			bucket = (struct unit_bucket *)buckets->items + buckets->count - 1;
-			if (place->group != places[i - 1].group &&
-			    bucket->bytes + group_bytes(planning, places, i) > aim) {
-				next = true;
-				part++;
-			}
-		}
-		if (next) {
-			bucket = vec_add(buckets, sizeof(*bucket));
-			if (bucket == NULL)
+	for (uint32_t at = first, next; at < end; at = next) {
+		next = group_end(planning, places, at, &group_bytes);
+		/* A group goes where its middle is. */
+		uint64_t mine = parts < 2 ? 0 : (before + group_bytes / 2) / (bytes / parts + 1);
+		if (kind == NULL || mine > slot) {
+			slot = mine;
+			kind = vec_add(kinds, sizeof(*kind));
+			if (kind == NULL)
 				return -ENOMEM;
-			bucket->unit_first = i;
-			bucket->name = bucket_name(planning, place,
-						   place->phase == PHASE_LAYER ? part : 0);
-			if (bucket->name == NULL)
-				return -ENOMEM;
+			*kind = (struct bucket_kind){
+				.unit_first = at,
+				.phase = places[first].phase,
+				.layer = places[first].layer,
+				.part = part++,
+				.bucket_count = layers_alike(planning, places[first].layer)};
 		}
-		bucket->unit_count++;
-		bucket->bytes += unit_bytes(planning, place->unit);
+		kind->unit_count += next - at;
+		kind->bytes += group_bytes;
+		before += group_bytes;
 	}
 	return 0;
 }
 
-int bucket_make(struct planning *planning, struct ws_error *err)
+static int bucket_add(struct planning *planning, struct vec *buckets, uint32_t index, int32_t layer)
+{
+	const struct bucket_kind *kind = &planning->plan->kinds[index];
+	struct unit_bucket *bucket = vec_add(buckets, sizeof(*bucket));
+
+	if (bucket == NULL)
+		return -ENOMEM;
+	*bucket = (struct unit_bucket){.kind = index,
+				       .unit_count = kind->unit_count,
+				       .layer = layer,
+				       .bytes = kind->bytes,
+				       .name = bucket_name(planning, kind, layer)};
+	return bucket->name == NULL ? -ENOMEM : 0;
+}
+
+/* All buckets in their order: a layer's come from the kinds of the layer that it is like. */
+static int buckets_list(struct planning *planning, struct vec *buckets)
+{
+	const struct plan *plan = planning->plan;
+	uint32_t *first = arena_array(&planning->arena, (size_t)plan->layer_count, sizeof(*first));
+	uint32_t at = 0;
+	int rc = first == NULL ? -ENOMEM : 0;
+
+	for (uint32_t k = plan->kind_count; rc == 0 && k > 0; k--)
+		if (plan->kinds[k - 1].phase == PHASE_LAYER)
+			first[plan->kinds[k - 1].layer] = k; /* one more than the index */
+	for (; rc == 0 && at < plan->kind_count && plan->kinds[at].phase == PHASE_EMBED; at++)
+		rc = bucket_add(planning, buckets, at, -1);
+	for (int32_t layer = 0; rc == 0 && layer < plan->layer_count; layer++) {
+		int32_t like = planning->layer_like[layer];
+		for (uint32_t k = first[like]; rc == 0 && k > 0 && k <= plan->kind_count; k++) {
+			const struct bucket_kind *kind = &plan->kinds[k - 1];
+			if (kind->phase != PHASE_LAYER || kind->layer != like)
+				break;
+			rc = bucket_add(planning, buckets, k - 1, layer);
+		}
+	}
+	while (at < plan->kind_count && plan->kinds[at].phase == PHASE_LAYER)
+		at++;
+	for (; rc == 0 && at < plan->kind_count; at++)
+		rc = bucket_add(planning, buckets, at, -1);
+	return rc;
+}
+
+static void *keep(struct plan *plan, struct vec *list, size_t bytes_each)
+{
+	void *kept = arena_array(&plan->arena, list->count, bytes_each);
+
+	if (kept != NULL && list->count > 0)
+		memcpy(kept, list->items, list->count * bytes_each);
+	return kept;
+}
+
+static int buckets_make(struct planning *planning, const struct place_in_order *places,
+			struct vec *kinds, struct vec *buckets)
 {
 	struct plan *plan = planning->plan;
-	struct vec buckets = {0};
+
+	for (uint32_t at = 0, end; at < planning->ordered_count; at = end) {
+		uint64_t bytes;
+		end = layer_end(planning, places, at, &bytes);
+		if (layer_cut(planning, places, at, end, bytes, kinds) != 0)
+			return -ENOMEM;
+	}
+	plan->kind_count = (uint32_t)kinds->count;
+	plan->kinds = keep(plan, kinds, sizeof(*plan->kinds));
+	if (plan->kinds == NULL || buckets_list(planning, buckets) != 0)
+		return -ENOMEM;
+	plan->bucket_count = (uint32_t)buckets->count;
+	plan->buckets = keep(plan, buckets, sizeof(*plan->buckets));
+	return plan->buckets == NULL ? -ENOMEM : 0;
+}
+
+int bucket_make(struct planning *planning, struct ws_error *err)
+{
+	struct vec kinds = {0}, buckets = {0};
 	uint32_t *parent = mem_alloc((size_t)planning->unit_count * sizeof(*parent));
 	int rc = parent == NULL ? plan_no_memory(err) : groups_make(planning, parent, err);
 
 	if (rc == 0) {
 		const struct place_in_order *places = order_make(planning, parent);
-		if (places == NULL || buckets_cut(planning, places, &buckets) != 0)
+		if (places == NULL || buckets_make(planning, places, &kinds, &buckets) != 0)
 			rc = plan_no_memory(err);
 	}
-	if (rc == 0) {
-		plan->bucket_count = (uint32_t)buckets.count;
-		plan->buckets = arena_array(&plan->arena, buckets.count, sizeof(*plan->buckets));
-		if (plan->buckets == NULL)
-			rc = plan_no_memory(err);
-		else if (buckets.count > 0)
-			memcpy(plan->buckets, buckets.items,
-			       buckets.count * sizeof(*plan->buckets));
-	}
+	vec_release(&kinds);
 	vec_release(&buckets);
 	mem_free(parent);
 	return rc;

@@ -1,71 +1,167 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The check of a member's plan before its first write, by other means than planning: each copy
- * is followed element by element through both ranks' forms, a receiver's bytes go into an
- * account that must equal what its params cover, and every number of the plan (ops, counters,
- * ring, wire places) is derived again.
+ * The check of a plan before its first write, by other means than planning: each copy is followed
+ * element by element through both ranks' forms, and a receiver's bytes go into an account that
+ * must equal what its params cover.  That is done where a plan was made, in one layer of those
+ * alike; check_loops.c proves the rest.
  */
 #include <stdio.h>
 
 #include "planner/check.h"
 
-/* What a pair's copies add up to. */
-struct pair_account {
-	uint64_t next_op, bytes;
-	uint32_t ring_count, last_bucket, counter_count;
-	uint64_t *counter_ops, *counter_bytes; /* in the arena */
-};
-
-struct checking {
-	const struct plan *plan;
-	struct findings *findings;
-	struct ws_error *err;
-	struct arena arena;    /* lives as long as the peers */
-	struct peer *peers[2]; /* by rank of one side; of one replica */
-	struct pair_account *pairs;
-	struct account written;
-	struct account fed,
-		forwarded;  /* of written: what feeds; and what is sent on, at my params */
-	struct idmap forms; /* rule and form id: the form was looked at */
-};
-
-static int peer_params(struct checking *checking, uint32_t member, struct spot_param *spot,
-		       uint32_t param, const struct rank_params **params_out)
+enum side check_side(const struct plan *plan, uint32_t member, uint32_t *rank_out)
 {
-	const struct plan *plan = checking->plan;
-	bool trainer = member < plan->trainer_count;
-	uint32_t rank = trainer ? member : (member - plan->trainer_count) % plan->rollout_count;
-	struct peer *peer = &checking->peers[trainer ? SIDE_TRAINER : SIDE_ROLLOUT][rank];
-	const struct manifest *manifest = trainer ? plan->input.trainer : plan->input.rollout;
+	if (member < plan->trainer_count) {
+		*rank_out = member;
+		return SIDE_TRAINER;
+	}
+	*rank_out = (member - plan->trainer_count) % plan->rollout_count;
+	return SIDE_ROLLOUT;
+}
 
-	if (!peer->known) {
-		int rc = manifest_params(manifest, rank, &checking->arena, &peer->params,
-					 checking->err);
+/* Rules, then layers, then experts: the numbering that rank_params has. */
+static int peer_list(struct checking *checking, struct peer *peer, bool count_only)
+{
+	const struct manifest *manifest = peer->manifest;
+
+	peer->count = 0;
+	for (uint32_t i = 0; i < manifest_rule_count(manifest); i++) {
+		const struct param_rule *rule = manifest_rule(manifest, i);
+		const struct form *form = NULL;
+		const int32_t *layers, *experts = NULL;
+		uint32_t layer_count = manifest_layers(manifest, i, peer->rank, &layers);
+		int rc = layer_count == 0 || count_only
+				 ? 0
+				 : manifest_form(manifest, i, peer->rank, &form, checking->err);
 		if (rc != 0)
 			return rc;
-		peer->known = true;
+		for (uint32_t l = 0; l < layer_count; l++) {
+			uint32_t each = 1;
+			if (rule->each_expert)
+				each = manifest_experts(manifest, i, peer->rank, layers[l],
+							&experts);
+			for (uint32_t e = 0; !count_only && e < each; e++) {
+				struct param *param = &peer->params[peer->count + e];
+				*param = (struct param){.rule = i,
+							.layer = layers[l],
+							.expert = -1,
+							.slot = -1,
+							.dtype = rule->dtype,
+							.form = form,
+							.bytes = form->element_count *
+								 ws_dtype_bytes(rule->dtype)};
+				peer->each[peer->count + e] = each;
+				if (rule->each_expert) {
+					param->expert = experts[e];
+					param->slot = (int32_t)e;
+				}
+			}
+			peer->count += each;
+		}
 	}
-	*params_out = &peer->params;
-	if (spot != NULL && param < peer->params.count &&
-	    spot->param != &peer->params.params[param])
-		*spot = (struct spot_param){
-			.manifest = manifest, .rank = rank, .param = &peer->params.params[param]};
 	return 0;
 }
 
-static void tell(struct checking *checking, const struct plan_copy *copy, const char *kind,
+struct peer *check_peer(struct checking *checking, enum side side, uint32_t rank)
+{
+	const struct plan *plan = checking->plan;
+	struct peer *peer = &checking->peers[side][rank];
+
+	if (peer->known)
+		return peer;
+	peer->manifest = side == SIDE_TRAINER ? plan->input.trainer : plan->input.rollout;
+	peer->rank = rank;
+	if (peer_list(checking, peer, true) != 0)
+		return NULL;
+	size_t count = peer->count;
+	peer->params = arena_array(&checking->arena, count, sizeof(*peer->params));
+	peer->reach = arena_array(&checking->arena, count, sizeof(*peer->reach));
+	peer->kind = arena_array(&checking->arena, count, sizeof(*peer->kind));
+	peer->each = arena_array(&checking->arena, count, sizeof(*peer->each));
+	if (peer->params == NULL || peer->reach == NULL || peer->kind == NULL ||
+	    peer->each == NULL) {
+		plan_no_memory(checking->err);
+		return NULL;
+	}
+	if (peer_list(checking, peer, false) != 0)
+		return NULL;
+	peer->known = true;
+	return peer;
+}
+
+struct peer *check_member_peer(struct checking *checking, uint32_t member)
+{
+	uint32_t rank;
+	enum side side = check_side(checking->plan, member, &rank);
+
+	return check_peer(checking, side, rank);
+}
+
+const char *check_param_name(struct checking *checking, const struct peer *peer, uint32_t param)
+{
+	struct rank_params params;
+
+	if (manifest_params(peer->manifest, peer->rank, &checking->arena, &params, NULL) != 0 ||
+	    param >= params.count)
+		return "?";
+	return params.params[param].name;
+}
+
+/* The reaches of a form are made once. */
+static const struct reach *form_reach(struct checking *checking, const struct form *form)
+{
+	uint64_t key = (uint64_t)(uintptr_t)form;
+	uint32_t index = idmap_get(&checking->reach_map, key);
+
+	if (index != NONE)
+		return ((const struct reach **)checking->reaches.items)[index];
+	struct reach *list = arena_array(&checking->arena, form->piece_count, sizeof(*list));
+	const struct reach **kept = vec_add(&checking->reaches, sizeof(*kept));
+	if (list == NULL || kept == NULL ||
+	    idmap_put(&checking->reach_map, key, (uint32_t)checking->reaches.count - 1) != 0)
+		return NULL;
+	account_reach(form, list);
+	*kept = list;
+	return list;
+}
+
+static int spot_set(struct checking *checking, struct spot_param *spot, struct peer *peer,
+		    uint32_t param)
+{
+	if (spot->peer == peer && spot->param == &peer->params[param])
+		return 0;
+	if (peer->reach[param] == NULL)
+		peer->reach[param] = form_reach(checking, peer->params[param].form);
+	*spot = (struct spot_param){
+		.peer = peer, .param = &peer->params[param], .reach = peer->reach[param]};
+	return spot->reach == NULL ? -ENOMEM : 0;
+}
+
+/* ---- One part. */
+
+/* A copy where it is planned. */
+struct place_of_copy {
+	const struct pair_state *state;
+	const struct segment *segment;
+	const struct stored_copy *copy;
+};
+
+static void tell(struct checking *checking, const struct place_of_copy *at, const char *kind,
 		 const char *text)
 {
-	char sender[96], receiver[96], bucket[64];
+	char sender[96], receiver[96];
 	const struct plan *plan = checking->plan;
+	const struct plan_pair *pair = &at->state->pair;
+	const char *bucket = "bucket";
 
-	plan_member_name(plan, copy->sender, sender, sizeof(sender));
-	plan_member_name(plan, copy->receiver, receiver, sizeof(receiver));
-	snprintf(bucket, sizeof(bucket), "bucket %" PRIu32, copy->bucket);
-	findings_add(checking->findings, kind,
-		     copy->bucket < plan->bucket_count ? plan->buckets[copy->bucket].name : bucket,
-		     "the copy of %s to %s at op %" PRIu64 " is planned wrong: %s", sender,
-		     receiver, copy->first_op, text);
+	for (uint32_t b = plan->bucket_count; b > 0; b--)
+		if (plan->buckets[b - 1].kind == at->segment->kind)
+			bucket = plan->buckets[b - 1].name;
+	plan_member_name(plan, pair->sender, sender, sizeof(sender));
+	plan_member_name(plan, pair->receiver, receiver, sizeof(receiver));
+	findings_add(checking->findings, kind, bucket,
+		     "the copy of %s to %s at op %" PRIu32 " of '%s' is planned wrong: %s", sender,
+		     receiver, at->copy->first_op, bucket, text);
 }
 
 static bool packed(const struct plan_part *part, const int64_t *stride, enum ws_dtype dtype)
@@ -107,15 +203,21 @@ static bool inside(const struct plan_part *part, uint64_t offset, const int64_t 
 }
 
 /* NULL, or what is wrong with the part taken by itself. */
-static const char *part_fault(const struct plan_part *part, const struct rank_params *from,
-			      const struct rank_params *to)
+static const char *part_fault(const struct plan_part *part, const struct part_rules *rules,
+			      const struct peer *from, const struct peer *to)
 {
 	if (part->src_param >= from->count || part->dst_param >= to->count)
 		return "no such param";
 	const struct param *src = &from->params[part->src_param],
 			   *dst = &to->params[part->dst_param];
+	if (rules->src_rule != src->rule || rules->dst_rule != dst->rule ||
+	    rules->src_each != from->each[part->src_param] ||
+	    rules->dst_each != to->each[part->dst_param])
+		return "its rules aren't those of the params";
 	if (part->from != src->dtype || part->to != dst->dtype)
 		return "its dtypes aren't those of the params";
+	if (part->quantized || part->scale)
+		return "it quantizes, and its params don't";
 	if (part->dim_count == 0 || part->dim_count > BOX_DIM_MAX)
 		return "its box has too many dims";
 	for (uint32_t d = 0; d < part->dim_count; d++)
@@ -142,18 +244,16 @@ static struct plan_part mirrored(const struct plan_part *part)
 	return mirror;
 }
 
-/* Follows the part, and notes what it writes here, or forwards from here. */
-static int follow_part(struct checking *checking, const struct plan_pair *pair,
+/* Follows the part, and notes what it writes at the member at hand, or forwards from there. */
+static int follow_part(struct checking *checking, uint32_t member, const struct plan_pair *pair,
 		       const struct plan_part *part, struct spot_param *source,
 		       struct spot_param *target, char *why, size_t why_bytes)
 {
-	const struct plan *plan = checking->plan;
-
-	if (pair->sender == plan->self && pair->sender >= plan->trainer_count) {
+	if (pair->sender == member && pair->sender >= checking->plan->trainer_count) {
 		struct plan_part mirror = mirrored(part);
 		return account_part(&checking->forwarded, &mirror, target, source, why, why_bytes);
 	}
-	bool receives = pair->receiver == plan->self;
+	bool receives = pair->receiver == member;
 	int rc = account_part(receives ? &checking->written : NULL, part, source, target, why,
 			      why_bytes);
 	if (rc == 0 && receives && pair->feeds)
@@ -161,190 +261,93 @@ static int follow_part(struct checking *checking, const struct plan_pair *pair,
 	return rc;
 }
 
-static int check_parts(struct checking *checking, const struct plan_copy *copy,
-		       const struct plan_pair *pair)
+/* What a param's copies are is one kind's business: else a bucket would not be whole. */
+static bool touch(struct peer *peer, uint32_t param, uint32_t kind)
 {
-	const struct rank_params *from, *to;
-	struct spot_param source = {0}, target = {0};
-	uint64_t wire = 0;
-	bool gather = copy->part_count > 1;
-	char why[1200];
-	int rc = peer_params(checking, copy->sender, NULL, 0, &from);
+	bool fits = peer->kind[param] == 0 || peer->kind[param] == kind + 1;
 
-	if (rc == 0)
-		rc = peer_params(checking, copy->receiver, NULL, 0, &to);
+	peer->kind[param] = kind + 1;
+	return fits;
+}
+
+static int check_parts(struct checking *checking, uint32_t member, const struct place_of_copy *at)
+{
+	const struct plan *plan = checking->plan;
+	const struct plan_pair *pair = &at->state->pair;
+	const struct stored_copy *copy = at->copy;
+	const struct plan_part *parts =
+		(const struct plan_part *)plan->parts.items + copy->part_first;
+	const struct part_rules *rules =
+		(const struct part_rules *)plan->part_rules.items + copy->part_first;
+	struct peer *from = check_member_peer(checking, pair->sender);
+	struct peer *to = check_member_peer(checking, pair->receiver);
+	struct spot_param source = {0}, target = {0};
+	bool gather = copy->part_count > 1;
+	uint64_t wire = 0;
+	char why[1200];
+	int rc = 0;
+
+	if (from == NULL || to == NULL)
+		return checking->err->code;
 	for (uint32_t i = 0; rc == 0 && i < copy->part_count; i++) {
-		const struct plan_part *part = &copy->parts[i];
-		const char *fault = part_fault(part, from, to);
+		const struct plan_part *part = &parts[i];
+		const char *fault = part_fault(part, &rules[i], from, to);
+		if (fault == NULL && (!touch(from, part->src_param, at->segment->kind) ||
+				      !touch(to, part->dst_param, at->segment->kind)))
+			fault = "its param has copies in two buckets";
 		if (fault != NULL) {
-			tell(checking, copy, "outside", fault);
+			tell(checking, at, "outside", fault);
 			return 0;
 		}
 		if (part->wire_offset != align_up(wire, WIRE_ALIGN))
-			tell(checking, copy, "wire",
+			tell(checking, at, "wire",
 			     "its parts aren't one behind the other on the wire");
 		wire = part->wire_offset + wire_bytes(part);
 		gather = gather || part->from != part->to ||
 			 !packed(part, part->src_stride, part->from);
 		if (copy->ring < 0 && !packed(part, part->dst_stride, part->to))
-			tell(checking, copy, "wire",
+			tell(checking, at, "wire",
 			     "it isn't in one piece at the target and avoids the ring");
-		rc = peer_params(checking, copy->sender, &source, part->src_param, &from);
+		rc = spot_set(checking, &source, from, part->src_param);
 		if (rc == 0)
-			rc = peer_params(checking, copy->receiver, &target, part->dst_param, &to);
+			rc = spot_set(checking, &target, to, part->dst_param);
 		if (rc == 0)
-			rc = follow_part(checking, pair, part, &source, &target, why, sizeof(why));
+			rc = follow_part(checking, member, pair, part, &source, &target, why,
+					 sizeof(why));
 		if (rc == 1) {
-			tell(checking, copy, "identity", why);
+			tell(checking, at, "identity", why);
 			return 0;
 		}
 	}
 	if (rc == 0 && wire != copy->bytes)
-		tell(checking, copy, "wire", "its bytes aren't those of its parts");
+		tell(checking, at, "wire", "its bytes aren't those of its parts");
 	if (rc == 0 && gather != copy->gather)
-		tell(checking, copy, "wire",
-		     "it gathers where it needn't, or doesn't where it must");
+		tell(checking, at, "wire", "it gathers where it needn't, or doesn't where it must");
 	return rc == -ENOMEM ? plan_no_memory(checking->err) : rc;
 }
 
-/* The pair by its members: pairs are sorted by sender, then receiver. */
-static uint32_t pair_of(const struct plan *plan, uint32_t sender, uint32_t receiver)
-{
-	uint32_t lo = 0, hi = (uint32_t)plan->pairs.count;
-
-	while (lo < hi) {
-		uint32_t middle = (lo + hi) / 2;
-		const struct plan_pair *pair = &plan_pair_state(plan, middle)->pair;
-		if (pair->sender < sender || (pair->sender == sender && pair->receiver < receiver))
-			lo = middle + 1;
-		else
-			hi = middle;
-	}
-	if (lo == plan->pairs.count)
-		return NONE;
-	const struct plan_pair *pair = &plan_pair_state(plan, lo)->pair;
-	return pair->sender == sender && pair->receiver == receiver ? lo : NONE;
-}
-
-/* Ops, counters and ring numbers: each copy continues where its pair's last one ended. */
-static const char *numbers_fault(struct checking *checking, const struct plan_copy *copy,
-				 uint32_t index)
+/* All copies of a pair, in the layers planned. */
+static int check_pair(struct checking *checking, uint32_t member, const struct pair_state *state)
 {
 	const struct plan *plan = checking->plan;
-	const struct plan_pair *pair = &plan_pair_state(plan, index)->pair;
-	struct pair_account *account = &checking->pairs[index];
-	const char *fault = NULL;
+	int rc = 0;
 
-	if (copy->bytes == 0 || copy->part_count == 0)
-		fault = "it is empty";
-	else if (copy->op_count != ws_op_count(copy->bytes, plan->input.rules.op_bytes))
-		fault = "its ops aren't as many as its bytes need";
-	else if (copy->first_op != account->next_op)
-		fault = "its op ids don't follow the copy before";
-	else if (copy->bucket >= plan->bucket_count || copy->bucket < account->last_bucket)
-		fault = "its bucket is out of order";
-	else if (copy->ring < -1 || (copy->ring >= 0 && copy->ring != account->ring_count))
-		fault = "its ring number doesn't follow the one before";
-	else if (copy->ring >= 0 && copy->bytes > plan->slot_bytes)
-		fault = "it is larger than a ring slot";
-	else if (copy->ring < 0 && copy->part_count != 1)
-		fault = "it has several parts and avoids the ring";
-	else if (copy->sender >= plan->trainer_count && (copy->ring >= 0 || copy->gather))
-		fault = "a forward isn't a plain write";
-	else if (copy->counter >= pair->counter_count)
-		fault = "it has no such counter";
-	else if (pair->counters[copy->counter].bucket != copy->bucket ||
-		 pair->counters[copy->counter].ring != copy->ring)
-		fault = "its counter is another bucket's or ring copy's";
-	if (fault != NULL)
-		return fault;
-	account->next_op += copy->op_count;
-	account->bytes += copy->bytes;
-	account->last_bucket = copy->bucket;
-	account->ring_count += copy->ring >= 0 ? 1 : 0;
-	account->counter_ops[copy->counter] += copy->op_count;
-	account->counter_bytes[copy->counter] += copy->bytes;
-	return NULL;
-}
-
-static int check_copy(struct checking *checking, const struct plan_copy *copy)
-{
-	uint32_t self = checking->plan->self;
-	uint32_t index = pair_of(checking->plan, copy->sender, copy->receiver);
-
-	if (index == NONE || (copy->receiver == self) == (copy->sender == self)) {
-		findings_add(checking->findings, "pair", "plan",
-			     "a copy from member %" PRIu32 " to member %" PRIu32
-			     " isn't of a pair of member %" PRIu32,
-			     copy->sender, copy->receiver, self);
-		return 0;
-	}
-	const char *fault = numbers_fault(checking, copy, index);
-	if (fault != NULL) {
-		tell(checking, copy, "numbers", fault);
-		return 0;
-	}
-	return check_parts(checking, copy, &plan_pair_state(checking->plan, index)->pair);
-}
-
-/* Who feeds: a trainer, or a rank of an earlier replica.  So forwards never wait in a circle. */
-static bool may_feed(const struct plan *plan, const struct plan_pair *pair)
-{
-	uint32_t trainers = plan->trainer_count, ranks = plan->rollout_count;
-
-	return pair->receiver >= trainers &&
-	       (pair->sender < trainers ||
-		(pair->sender - trainers) / ranks < (pair->receiver - trainers) / ranks);
-}
-
-static const char *pair_fault(const struct plan *plan, const struct plan_pair *pair,
-			      const struct pair_account *account)
-{
-	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
-	uint32_t credits = account->ring_count > plan_slot_count(plan)
-				   ? account->ring_count - plan_slot_count(plan)
-				   : 0;
-
-	if (pair->receiver < plan->trainer_count || pair->receiver == pair->sender)
-		return "it sends where nobody receives";
-	if (pair->sender >= plan->trainer_count && plan->input.rules.fanout == FANOUT_NONE)
-		return "a rollout sends though nothing is forwarded";
-	if (pair->feeds && (plan->input.rules.fanout == FANOUT_NONE || !may_feed(plan, pair)))
-		return "it would make forwards wait in a circle";
-	if (pair->bytes != account->bytes || pair->data_op_count != account->next_op)
-		return "its bytes or ops aren't the sum of its copies";
-	if (pair->op_count != account->next_op + (uint64_t)digests * pair->counter_count)
-		return "its ops don't add up";
-	if (pair->ring_count != account->ring_count || pair->credit_count != credits)
-		return "its ring copies or credits don't add up";
-	for (uint32_t i = 0; i < pair->counter_count; i++) {
-		const struct plan_counter *counter = &pair->counters[i];
-		if (counter->bytes != account->counter_bytes[i] || account->counter_ops[i] == 0 ||
-		    counter->op_count != account->counter_ops[i] + digests)
-			return "a threshold isn't what its copies send";
-	}
-	return NULL;
-}
-
-static void check_pairs(struct checking *checking)
-{
-	const struct plan *plan = checking->plan;
-	char sender[96], receiver[96];
-
-	for (uint32_t i = 0; i < plan->pairs.count; i++) {
-		const struct plan_pair *pair = &plan_pair_state(plan, i)->pair;
-		const char *fault = pair_fault(plan, pair, &checking->pairs[i]);
-		if (fault == NULL)
+	for (uint32_t k = 0; rc == 0 && k < plan->kind_count; k++) {
+		if (state->segments[k] == 0)
 			continue;
-		plan_member_name(plan, pair->sender, sender, sizeof(sender));
-		plan_member_name(plan, pair->receiver, receiver, sizeof(receiver));
-		findings_add(checking->findings, "numbers", sender, "the pair %s to %s: %s", sender,
-			     receiver, fault);
+		struct place_of_copy at = {.state = state,
+					   .segment = plan_segment(plan, state->segments[k] - 1)};
+		at.copy = (const struct stored_copy *)plan->copies.items + at.segment->copy_first;
+		for (uint32_t i = 0; rc == 0 && i < at.segment->copy_count; i++, at.copy++)
+			rc = check_parts(checking, member, &at);
 	}
+	return rc;
 }
+
+/* ---- One receiver. */
 
 /* Pieces must not share elements, or "each piece once" isn't "each byte once". */
-static int check_forms(struct checking *checking, const struct rank_params *mine)
+static int check_forms(struct checking *checking, const struct peer *mine)
 {
 	for (uint32_t i = 0; i < mine->count; i++) {
 		const struct param *param = &mine->params[i];
@@ -352,122 +355,142 @@ static int check_forms(struct checking *checking, const struct rank_params *mine
 		if (idmap_get(&checking->forms, key) != NONE)
 			continue;
 		int rc = account_form_overlaps(param->form);
-		if (rc == 1)
-			findings_add(checking->findings, "doubled", param->name,
+		if (rc == 1) {
+			const char *name = check_param_name(checking, mine, i);
+			findings_add(checking->findings, "doubled", name,
 				     "two pieces of '%s' in the rollout's "
 				     "manifest share elements",
-				     param->name);
+				     name);
+		}
 		if (rc < 0 || idmap_put(&checking->forms, key, 0) != 0)
 			return plan_no_memory(checking->err);
 	}
 	return 0;
 }
 
-static int check_coverage(struct checking *checking)
+static int check_coverage(struct checking *checking, const struct peer *mine)
 {
-	const struct rank_params *mine;
 	char box[160];
 	struct claim at;
-	int rc = peer_params(checking, checking->plan->self, NULL, 0, &mine);
+	int rc = check_forms(checking, mine);
+	const char *fault = rc == 0 ? account_fault(&checking->written, mine, &at) : NULL;
 
-	if (rc == 0)
-		rc = check_forms(checking, mine);
-	if (rc != 0)
-		return rc;
-	const char *fault = account_fault(&checking->written, mine, &at);
 	if (fault == NULL)
-		return 0;
+		return rc;
 	const struct param *param = &mine->params[at.param];
 	const struct piece *piece = &param->form->pieces[at.piece];
+	const char *name = check_param_name(checking, mine, at.param);
 	at.box.dim_count = piece->dim_count;
 	for (uint32_t d = 0; d < piece->dim_count; d++) {
 		at.box.extent[d] = at.box.extent[d] == 0 ? piece->extent[d] : at.box.extent[d];
 		at.box.offset[d] += piece->offset[d];
 	}
-	findings_add(checking->findings,
-		     strcmp(fault, "is written twice") == 0 ? "doubled" : "missing", param->name,
-		     "%s of '%s' in '%s' %s", box_text(&at.box, box, sizeof(box)),
-		     manifest_tensor(checking->plan->input.rollout, piece->tensor)->name,
-		     param->name, fault);
+	findings_add(
+		checking->findings, strcmp(fault, "is written twice") == 0 ? "doubled" : "missing",
+		name, "%s of '%s' in '%s' %s", box_text(&at.box, box, sizeof(box)),
+		manifest_tensor(checking->plan->input.rollout, piece->tensor)->name, name, fault);
 	return 0;
 }
 
 /* What is forwarded must have come by a pair that feeds. */
-static int check_forwards(struct checking *checking)
+static void check_forwards(struct checking *checking, const struct peer *mine)
 {
-	const struct rank_params *mine;
 	const struct claim *missing = account_uncovered(&checking->forwarded, &checking->fed);
 	char box[160];
-	int rc = missing == NULL ? 0 : peer_params(checking, checking->plan->self, NULL, 0, &mine);
 
-	if (rc != 0 || missing == NULL)
-		return rc;
-	findings_add(checking->findings, "forward", mine->params[missing->param].name,
+	if (missing == NULL)
+		return;
+	const char *name = check_param_name(checking, mine, missing->param);
+	findings_add(checking->findings, "forward", name,
 		     "%s of '%s' is forwarded, but nothing that forwards wait for brings it",
-		     box_text(&missing->box, box, sizeof(box)), mine->params[missing->param].name);
-	return 0;
+		     box_text(&missing->box, box, sizeof(box)), name);
 }
 
-static int accounts_make(struct checking *checking, struct arena *arena)
+/* The first of the pairs by receiver that isn't of a lower one. */
+static uint32_t first_received(const struct plan *plan, uint32_t member)
+{
+	uint32_t lo = 0, hi = plan->receive_count;
+
+	while (lo < hi) {
+		uint32_t middle = (lo + hi) / 2;
+		if (plan_receive_pair(plan, middle)->receiver < member)
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	return lo;
+}
+
+/* Whether this member gets the very segments that the same rank of the replica before gets. */
+static bool received_alike(const struct plan *plan, uint32_t member)
+{
+	uint32_t ranks = plan->rollout_count;
+
+	if (member < plan->trainer_count + ranks || plan->input.rules.fanout != FANOUT_NONE)
+		return false;
+	uint32_t a = first_received(plan, member - ranks), b = first_received(plan, member);
+	for (; b < plan->receive_count; a++, b++) {
+		const struct pair_state *x = plan_pair_state(plan, plan->by_receiver[a]);
+		const struct pair_state *y = plan_pair_state(plan, plan->by_receiver[b]);
+		bool x_ends = x->pair.receiver != member - ranks;
+		if (y->pair.receiver != member)
+			return x_ends;
+		if (x_ends || x->pair.sender != y->pair.sender ||
+		    memcmp(x->segments, y->segments, plan->kind_count * sizeof(uint32_t)) != 0)
+			return false;
+	}
+	return plan_receive_pair(plan, a)->receiver != member - ranks;
+}
+
+static int check_receiver(struct checking *checking, uint32_t member)
 {
 	const struct plan *plan = checking->plan;
+	struct peer *mine = check_member_peer(checking, member);
+	int rc = mine == NULL ? checking->err->code : 0;
 
-	checking->pairs = arena_array(arena, plan->pairs.count, sizeof(*checking->pairs));
-	for (uint32_t i = 0; checking->pairs != NULL && i < plan->pairs.count; i++) {
-		struct pair_account *account = &checking->pairs[i];
-		uint32_t count = plan_pair_state(plan, i)->pair.counter_count;
-		account->counter_ops = arena_array(arena, count, sizeof(uint64_t));
-		account->counter_bytes = arena_array(arena, count, sizeof(uint64_t));
-		if (account->counter_ops == NULL || account->counter_bytes == NULL)
-			return -ENOMEM;
-	}
-	return checking->pairs == NULL ? -ENOMEM : 0;
-}
-
-static int check_member(struct checking *checking, const struct plan *plan)
-{
-	struct plan_cursor cursor = {0};
-	struct plan_copy copy;
-	struct arena arena = {0};
-	bool receives = plan->self >= plan->trainer_count;
-	int rc;
-
-	checking->plan = plan;
+	if (rc == 0 && plan->self == PLAN_ALL && received_alike(plan, member))
+		return 0;
 	checking->written.claims.count = 0;
 	checking->fed.claims.count = checking->forwarded.claims.count = 0;
-	rc = accounts_make(checking, &arena) != 0 ? plan_no_memory(checking->err) : 0;
-	while (rc == 0 && plan_next_receive(plan, &cursor, &copy))
-		rc = check_copy(checking, &copy);
-	cursor = (struct plan_cursor){0};
-	while (rc == 0 && plan_next_send(plan, &cursor, &copy))
-		rc = check_copy(checking, &copy);
+	for (uint32_t i = first_received(plan, member); rc == 0 && i < plan->receive_count; i++) {
+		const struct pair_state *state = plan_pair_state(plan, plan->by_receiver[i]);
+		if (state->pair.receiver != member)
+			break;
+		rc = check_pair(checking, member, state);
+	}
+	for (uint32_t i = 0; rc == 0 && i < plan->pairs.count; i++) {
+		const struct pair_state *state = plan_pair_state(plan, i);
+		if (plan->input.rules.fanout != FANOUT_NONE && state->pair.sender == member)
+			rc = check_pair(checking, member, state);
+	}
 	if (rc == 0)
-		check_pairs(checking);
-	if (rc == 0 && receives)
-		rc = check_coverage(checking);
-	if (rc == 0 && receives)
-		rc = check_forwards(checking);
-	arena_release(&arena);
+		rc = check_coverage(checking, mine);
+	if (rc == 0)
+		check_forwards(checking, mine);
 	return rc;
 }
 
-static int check_all(struct checking *checking, const struct plan *all)
+static int check_all(struct checking *checking)
 {
-	int rc = 0;
+	const struct plan *plan = checking->plan;
+	int rc = check_numbers(checking);
 
-	for (uint32_t member = 0; rc == 0 && member < all->member_count; member++) {
-		struct plan *plan = NULL;
-		rc = plan_make(&plan, &all->input, member, checking->findings, checking->err);
-		if (rc == 0)
-			rc = check_member(checking, plan);
-		plan_free(plan);
-	}
-	return rc;
+	if (plan->self != PLAN_ALL && plan->self < plan->trainer_count)
+		for (uint32_t i = 0; rc == 0 && i < plan->pairs.count; i++)
+			rc = check_pair(checking, plan->self, plan_pair_state(plan, i));
+	else if (plan->self != PLAN_ALL)
+		rc = rc == 0 ? check_receiver(checking, plan->self) : rc;
+	else
+		for (uint32_t m = plan->trainer_count; rc == 0 && m < plan->member_count; m++)
+			rc = check_receiver(checking, m);
+	return rc == 0 ? check_loops(checking) : rc;
 }
 
 int plan_check(const struct plan *plan, struct findings *findings, struct ws_error *err)
 {
-	struct checking checking = {.findings = findings, .err = err};
+	struct ws_error none = {0};
+	struct checking checking = {
+		.plan = plan, .findings = findings, .err = err != NULL ? err : &none};
 	struct findings own = {.arena = &checking.arena};
 	int rc = 0;
 
@@ -478,15 +501,15 @@ int plan_check(const struct plan *plan, struct findings *findings, struct ws_err
 	checking.peers[1] = arena_array(&checking.arena, plan->rollout_count, sizeof(struct peer));
 	if (checking.peers[0] == NULL || checking.peers[1] == NULL)
 		rc = plan_no_memory(err);
-	else if (plan->self == PLAN_ALL)
-		rc = check_all(&checking, plan);
 	else
-		rc = check_member(&checking, plan);
+		rc = check_all(&checking);
 	if (rc == 0 && checking.findings->count > found)
 		rc = findings_fail(checking.findings, -EINVAL, err);
 	vec_release(&checking.written.claims);
 	vec_release(&checking.fed.claims);
 	vec_release(&checking.forwarded.claims);
+	vec_release(&checking.reaches);
+	idmap_release(&checking.reach_map);
 	idmap_release(&checking.forms);
 	arena_release(&checking.arena);
 	return rc;

@@ -345,8 +345,12 @@ static int spread_make(struct spread *spread)
 	if (spread->unit_count == NULL || spread->loads == NULL || spread->scratch == NULL)
 		return -ENOMEM;
 	for (uint32_t unit = 0; unit < planning->unit_count; unit++)
-		if (side->unit_pattern[unit] != NONE)
-			spread->unit_count[side->unit_pattern[unit]]++;
+		if (side->unit_pattern[unit] != NONE) {
+			int32_t layer, expert;
+			match_unit(planning, unit, &layer, &expert);
+			spread->unit_count[side->unit_pattern[unit]] +=
+				layers_alike(planning, layer);
+		}
 	for (size_t p = 0; rc == 0 && p < side->patterns.count; p++)
 		rc = groups_of_pattern(spread, (uint32_t)p);
 	if (rc != 0 || spread->groups.count == 0)
@@ -385,8 +389,9 @@ static bool concerns(const struct plan *plan, uint32_t sender, uint32_t receiver
 	return plan->self == PLAN_ALL || plan->self == sender || plan->self == receiver;
 }
 
-static int forward_put(struct planning *planning, const struct forward *forward, uint32_t unit,
-		       uint32_t replica, struct ws_error *err)
+static int forward_put(struct planning *planning, const struct forward *forward,
+		       const struct bucket_kind *kind, uint32_t unit, uint32_t replica,
+		       struct ws_error *err)
 {
 	const struct holding *from, *to;
 	uint32_t count;
@@ -405,12 +410,13 @@ static int forward_put(struct planning *planning, const struct forward *forward,
 		return rc;
 	ends.source = from + forward->from.nth;
 	ends.target = to + forward->to.nth;
-	return boxes_put(planning, &ends, &forward->box, err);
+	return boxes_put(planning, &ends, &forward->box, kind->bucket_count, err);
 }
 
 /* One stretch of a param, on its way down the chain. */
-static int stretch_put(struct planning *planning, const struct holding *holding, uint32_t rank,
-		       const struct interval *stretch, struct ws_error *err)
+static int stretch_put(struct planning *planning, const struct bucket_kind *kind,
+		       const struct holding *holding, uint32_t rank, const struct interval *stretch,
+		       struct ws_error *err)
 {
 	const struct plan *plan = planning->plan;
 	int64_t bytes = (int64_t)ws_dtype_bytes(holding->dtype);
@@ -439,13 +445,16 @@ static int stretch_put(struct planning *planning, const struct holding *holding,
 		};
 		raw->bytes = (stretch->hi - stretch->lo) * (uint64_t)bytes;
 		raw->source_dense = raw->target_dense = true;
-		boxes_count(planning->plan, raw);
+		raw->rules = (struct part_rules){holding->rule, holding->rule, holding->each,
+						 holding->each};
+		boxes_count(planning->plan, raw, kind->bucket_count);
 	}
 	return 0;
 }
 
 /* The params that begin with this unit at the rank. */
-static int chain_put(struct planning *planning, uint32_t rank, uint32_t unit, struct ws_error *err)
+static int chain_put(struct planning *planning, const struct bucket_kind *kind, uint32_t rank,
+		     uint32_t unit, struct ws_error *err)
 {
 	const struct holding *holdings;
 	uint32_t count;
@@ -459,13 +468,14 @@ static int chain_put(struct planning *planning, uint32_t rank, uint32_t unit, st
 			rc = plan_no_memory(err);
 		const struct interval *list = stretches.items;
 		for (size_t s = 0; rc == 0 && s < stretches.count; s++)
-			rc = stretch_put(planning, &holdings[i], rank, &list[s], err);
+			rc = stretch_put(planning, kind, &holdings[i], rank, &list[s], err);
 		vec_release(&stretches);
 	}
 	return rc;
 }
 
-int fanout_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err)
+int fanout_of_unit(struct planning *planning, const struct bucket_kind *kind, uint32_t unit,
+		   struct ws_error *err)
 {
 	const struct plan *plan = planning->plan;
 	bool all = plan->self == PLAN_ALL;
@@ -485,13 +495,13 @@ int fanout_of_unit(struct planning *planning, uint32_t unit, struct ws_error *er
 			(const struct forward *)planning->forwards.items + pattern->forward_first;
 		for (uint32_t r = replica; r < (all ? plan->input.replica_count : replica + 1); r++)
 			for (uint32_t i = 0; rc == 0 && i < pattern->forward_count; i++)
-				rc = forward_put(planning, &forwards[i], unit, r, err);
+				rc = forward_put(planning, &forwards[i], kind, unit, r, err);
 		break;
 	}
 	case FANOUT_REPLICA:
 		for (uint32_t rank = own; rc == 0 && rank < (all ? plan->rollout_count : own + 1);
 		     rank++)
-			rc = chain_put(planning, rank, unit, err);
+			rc = chain_put(planning, kind, rank, unit, err);
 		break;
 	}
 	return rc;

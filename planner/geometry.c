@@ -14,6 +14,7 @@ struct making {
 	struct geometry *geometry;
 	struct vec cells;    /* of struct cell */
 	struct vec ends;     /* of uint64_t: the highest end on dim 0 of cells[0..i] */
+	struct vec wants;    /* of struct want */
 	struct vec atoms;    /* of struct atom */
 	struct vec holders;  /* of struct holder */
 	struct vec boxes[2]; /* of struct box: what is left to place, this round and the next */
@@ -26,6 +27,7 @@ static void making_release(struct making *making)
 {
 	vec_release(&making->cells);
 	vec_release(&making->ends);
+	vec_release(&making->wants);
 	vec_release(&making->atoms);
 	vec_release(&making->holders);
 	vec_release(&making->boxes[0]);
@@ -159,12 +161,22 @@ static int entry_order(const void *a, const void *b, void *arg)
 	return x->nth < y->nth ? -1 : x->nth > y->nth;
 }
 
+static const struct holder *holders_keep(struct making *making)
+{
+	size_t count = making->holders.count;
+	struct holder *holders = arena_array(&making->planning->arena, count, sizeof(*holders));
+
+	if (holders != NULL)
+		memcpy(holders, making->holders.items, count * sizeof(*holders));
+	return holders;
+}
+
 /* Entries [first, end) are of one box: its holders, and a cell for what is uncovered of it. */
 static int cells_of_box(struct making *making, size_t first, size_t end)
 {
 	struct planning *planning = making->planning;
 	const struct entry *entry = making->sorted[first];
-	struct cell cell = {.dtype = entry->dtype};
+	struct cell cell = {.dtype = entry->dtype, .piece = entry->piece};
 	int rc = boxes_uncovered(making, &entry->box);
 
 	if (rc != 0 || making->boxes[0].count == 0)
@@ -178,14 +190,11 @@ static int cells_of_box(struct making *making, size_t first, size_t end)
 			return -ENOMEM;
 		*holder = (struct holder){making->sorted[i]->rank, making->sorted[i]->nth};
 	}
+	cell.holders = holders_keep(making);
 	rc = set_intern(planning, making->holders.items, (uint32_t)making->holders.count,
 			&cell.set);
-	struct holder *holders =
-		arena_array(&planning->arena, making->holders.count, sizeof(*holders));
-	if (rc != 0 || holders == NULL)
+	if (rc != 0 || cell.holders == NULL)
 		return -ENOMEM;
-	memcpy(holders, making->holders.items, making->holders.count * sizeof(*holders));
-	cell.holders = holders;
 	for (size_t i = 0; rc == 0 && i < making->boxes[0].count; i++)
 		rc = cell_add(making, &cell, (const struct box *)making->boxes[0].items + i);
 	return rc;
@@ -196,16 +205,23 @@ static int cell_order(const void *a, const void *b)
 	return box_compare(&((const struct cell *)a)->box, &((const struct cell *)b)->box);
 }
 
-static int cells_make(struct making *making, const struct pattern *source)
+/* The pattern's entries, equal boxes side by side. */
+static int entries_sort(struct making *making, const struct pattern *pattern)
 {
-	int rc = 0;
-
-	making->sorted = mem_alloc(source->entry_count * sizeof(void *));
+	mem_free(making->sorted);
+	making->sorted = mem_alloc(pattern->entry_count * sizeof(void *));
 	if (making->sorted == NULL)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < source->entry_count; i++)
-		making->sorted[i] = &source->entries[i];
-	qsort_r(making->sorted, source->entry_count, sizeof(void *), entry_order, making);
+	for (uint32_t i = 0; i < pattern->entry_count; i++)
+		making->sorted[i] = &pattern->entries[i];
+	qsort_r(making->sorted, pattern->entry_count, sizeof(void *), entry_order, making);
+	return 0;
+}
+
+static int cells_make(struct making *making, const struct pattern *source)
+{
+	int rc = entries_sort(making, source);
+
 	for (size_t i = 0, end; rc == 0 && i < source->entry_count; i = end) {
 		const struct entry *entry = making->sorted[i];
 		for (end = i + 1; end < source->entry_count; end++)
@@ -315,7 +331,9 @@ static int check_dtype(struct making *making, enum ws_dtype from, const struct e
 	return 0;
 }
 
-static int atoms_of_entry(struct making *making, const struct entry *entry, struct ws_error *err)
+/* What of the want comes out of which cell. */
+static int want_fill(struct making *making, struct want *want, const struct entry *entry,
+		     struct ws_error *err)
 {
 	const struct cell *cells = making->cells.items;
 	const uint64_t *ends = making->ends.items;
@@ -325,13 +343,13 @@ static int atoms_of_entry(struct making *making, const struct entry *entry, stru
 
 	while (lo < hi) {
 		size_t middle = (lo + hi) / 2;
-		if (ends[middle] <= box_begin(&entry->box))
+		if (ends[middle] <= box_begin(&want->box))
 			lo = middle + 1;
 		else
 			hi = middle;
 	}
-	for (; lo < making->cells.count && box_begin(&cells[lo].box) < box_end(&entry->box); lo++) {
-		if (!box_intersect(&cells[lo].box, &entry->box, &common))
+	for (; lo < making->cells.count && box_begin(&cells[lo].box) < box_end(&want->box); lo++) {
+		if (!box_intersect(&cells[lo].box, &want->box, &common))
 			continue;
 		struct atom *atom = vec_add(&making->atoms, sizeof(*atom));
 		if (atom == NULL)
@@ -340,73 +358,63 @@ static int atoms_of_entry(struct making *making, const struct entry *entry, stru
 		covered += volume;
 		*atom = (struct atom){.box = common,
 				      .cell = (uint32_t)lo,
-				      .target = entry->rank,
-				      .nth = entry->nth,
 				      .set = cells[lo].set,
-				      .dtype = entry->dtype,
-				      .order = (uint32_t)making->atoms.count,
-				      .bytes = volume * ws_dtype_bytes(entry->dtype)};
+				      .bytes = volume * ws_dtype_bytes(want->dtype)};
+		want->atom_count++;
 		int rc = check_dtype(making, cells[lo].dtype, entry, err);
 		if (rc != 0)
 			return rc;
 	}
-	return covered == box_volume(&entry->box) ? 0 : tell_missing(making, entry, err);
+	making->geometry->bytes += covered * ws_dtype_bytes(want->dtype) * want->taker_count;
+	return covered == box_volume(&want->box) ? 0 : tell_missing(making, entry, err);
 }
 
-static int atom_order(const void *a, const void *b)
+static bool same_strides(const struct piece *a, const struct piece *b)
 {
-	const struct atom *x = a, *y = b;
-
-	if (x->target != y->target)
-		return x->target < y->target ? -1 : 1;
-	if (x->set != y->set)
-		return x->set < y->set ? -1 : 1;
-	return x->order < y->order ? -1 : x->order > y->order;
+	return memcmp(a->stride, b->stride, a->dim_count * sizeof(a->stride[0])) == 0;
 }
 
-/* Cuts the sorted atoms into flows. */
-static int flows_make(struct making *making)
+/* Entries of one box, and alike in strides, are one want of several takers. */
+static int wants_make(struct making *making, const struct pattern *target, struct ws_error *err)
 {
-	struct planning *planning = making->planning;
-	struct geometry *geometry = making->geometry;
-	uint32_t count = (uint32_t)making->atoms.count, flow_count = 0;
-	struct atom *atoms = arena_array(&planning->arena, count, sizeof(*atoms));
-	struct cell *cells = arena_array(&planning->arena, making->cells.count, sizeof(*cells));
+	int rc = entries_sort(making, target) != 0 ? plan_no_memory(err) : 0;
 
-	if (atoms == NULL || cells == NULL)
-		return -ENOMEM;
-	if (making->cells.count > 0)
-		memcpy(cells, making->cells.items, making->cells.count * sizeof(*cells));
-	if (count > 0)
-		memcpy(atoms, making->atoms.items, count * sizeof(*atoms));
-	qsort(atoms, count, sizeof(*atoms), atom_order);
-	for (uint32_t i = 0; i < count; i++)
-		if (i == 0 || atoms[i].target != atoms[i - 1].target ||
-		    atoms[i].set != atoms[i - 1].set)
-			flow_count++;
-	struct flow *flow = arena_array(&planning->arena, flow_count, sizeof(*flow));
-	if (flow == NULL)
-		return -ENOMEM;
-	geometry->cells = cells;
-	geometry->cell_count = (uint32_t)making->cells.count;
-	geometry->atoms = atoms;
-	geometry->atom_count = count;
-	geometry->flows = flow;
-	geometry->flow_count = flow_count;
-	for (uint32_t i = 0; i < count; i++) {
-		if (i > 0 &&
-		    (atoms[i].target != atoms[i - 1].target || atoms[i].set != atoms[i - 1].set))
-			flow++;
-		if (flow->atom_count++ == 0) {
-			flow->atom_first = i;
-			flow->set = atoms[i].set;
-			flow->target = atoms[i].target;
+	for (size_t i = 0, end; rc == 0 && i < target->entry_count; i = end) {
+		const struct entry *entry = making->sorted[i];
+		making->holders.count = 0;
+		for (end = i; end < target->entry_count; end++) {
+			const struct entry *other = making->sorted[end];
+			if (other->dtype != entry->dtype ||
+			    box_compare(&other->box, &entry->box) != 0 ||
+			    !same_strides(other->piece, entry->piece))
+				break;
+			struct holder *taker = vec_add(&making->holders, sizeof(*taker));
+			if (taker == NULL)
+				return plan_no_memory(err);
+			*taker = (struct holder){other->rank, other->nth};
 		}
-		atoms[i].before = flow->bytes;
-		flow->bytes += atoms[i].bytes;
-		geometry->bytes += atoms[i].bytes;
+		struct want *want = vec_add(&making->wants, sizeof(*want));
+		const struct holder *takers = holders_keep(making);
+		if (want == NULL || takers == NULL)
+			return plan_no_memory(err);
+		*want = (struct want){.box = entry->box,
+				      .dtype = entry->dtype,
+				      .takers = takers,
+				      .taker_count = (uint32_t)making->holders.count,
+				      .atom_first = (uint32_t)making->atoms.count,
+				      .piece = entry->piece};
+		rc = want_fill(making, want, entry, err);
 	}
-	return 0;
+	return rc;
+}
+
+static void *keep(struct planning *planning, const struct vec *list, size_t bytes_each)
+{
+	void *kept = arena_array(&planning->arena, list->count, bytes_each);
+
+	if (kept != NULL && list->count > 0)
+		memcpy(kept, list->items, list->count * bytes_each);
+	return kept;
 }
 
 static int geometry_fill(struct planning *planning, struct geometry *geometry, struct ws_error *err)
@@ -422,9 +430,16 @@ static int geometry_fill(struct planning *planning, struct geometry *geometry, s
 	making.wanted = target->entries[0].dtype;
 	if (cells_make(&making, source) != 0)
 		rc = plan_no_memory(err);
-	for (uint32_t i = 0; rc == 0 && i < target->entry_count; i++)
-		rc = atoms_of_entry(&making, &target->entries[i], err);
-	if (rc == 0 && flows_make(&making) != 0)
+	if (rc == 0)
+		rc = wants_make(&making, target, err);
+	geometry->cell_count = (uint32_t)making.cells.count;
+	geometry->want_count = (uint32_t)making.wants.count;
+	geometry->atom_count = (uint32_t)making.atoms.count;
+	geometry->cells = keep(planning, &making.cells, sizeof(struct cell));
+	geometry->wants = keep(planning, &making.wants, sizeof(struct want));
+	geometry->atoms = keep(planning, &making.atoms, sizeof(struct atom));
+	if (rc == 0 &&
+	    (geometry->cells == NULL || geometry->wants == NULL || geometry->atoms == NULL))
 		rc = plan_no_memory(err);
 	making_release(&making);
 	return rc;
@@ -459,43 +474,13 @@ int geometry_make(struct planning *planning, struct ws_error *err)
 			*geometry = (struct geometry){
 				.source_pattern = source, .target_pattern = target, .unit = unit};
 		}
-		planning_geometry(planning, index)->unit_count++;
+		int32_t layer, expert;
+		match_unit(planning, unit, &layer, &expert);
+		planning_geometry(planning, index)->unit_count += layers_alike(planning, layer);
 		planning->unit_geometry[unit] = index;
 	}
 	for (size_t i = 0; rc == 0 && i < planning->geometries.count; i++)
 		rc = geometry_fill(planning, planning_geometry(planning, (uint32_t)i), err);
 	idmap_release(&map);
 	return rc;
-}
-
-static bool set_has(const struct holder_set *set, uint32_t rank)
-{
-	for (uint32_t i = 0; i < set->count; i++)
-		if (set->ranks[i] == rank)
-			return true;
-	return false;
-}
-
-int geometry_own(struct planning *planning, struct ws_error *err)
-{
-	const struct plan *plan = planning->plan;
-	bool all = plan->self == PLAN_ALL, sends = !all && plan->self < plan->trainer_count;
-	uint32_t rank = all	? 0
-			: sends ? plan->self
-				: (plan->self - plan->trainer_count) % plan->rollout_count;
-
-	for (size_t i = 0; i < planning->geometries.count; i++) {
-		struct geometry *geometry = planning_geometry(planning, (uint32_t)i);
-		geometry->own =
-			arena_array(&planning->arena, geometry->flow_count, sizeof(uint32_t));
-		if (geometry->own == NULL)
-			return plan_no_memory(err);
-		for (uint32_t f = 0; f < geometry->flow_count; f++) {
-			const struct flow *flow = &geometry->flows[f];
-			if (all || (sends ? set_has(planning_set(planning, flow->set), rank)
-					  : flow->target == rank))
-				geometry->own[geometry->own_count++] = f;
-		}
-	}
-	return 0;
 }

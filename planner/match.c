@@ -220,7 +220,7 @@ struct walk {
 	visit_fn *visit;
 	void *arg;
 	struct ws_error *err;
-	uint32_t rank, param;
+	uint32_t rank, rule, each, param;
 	struct vec hashes; /* of uint64_t: by piece of the form at hand */
 };
 
@@ -241,12 +241,11 @@ static int walk_hashes(struct walk *walk, const struct form *form, enum ws_dtype
 		uint64_t *hash = vec_add(&walk->hashes, sizeof(*hash));
 		if (hash == NULL)
 			return plan_no_memory(walk->err);
-		*hash = mix64(((uint64_t)piece_dense(piece) << 16 | (uint64_t)dtype << 8 |
-			       piece->dim_count) +
-			      0x9e3779b97f4a7c15ull);
+		*hash = mix64(((uint64_t)dtype << 8 | piece->dim_count) + 0x9e3779b97f4a7c15ull);
 		for (uint32_t d = 0; d < piece->dim_count; d++) {
 			*hash = mix64(*hash * 31 + piece->offset[d]);
 			*hash = mix64(*hash * 37 + piece->extent[d]);
+			*hash = mix64(*hash * 41 + (uint64_t)piece->stride[d]);
 		}
 	}
 	return 0;
@@ -257,6 +256,8 @@ static int walk_param(struct walk *walk, struct param *param)
 	const struct manifest *manifest = walk->side->manifest;
 	const struct family *families = walk->planning->families.items;
 	struct visit visit = {.rank = walk->rank,
+			      .rule = walk->rule,
+			      .each = walk->each,
 			      .param = walk->param,
 			      .dtype = param->dtype,
 			      .form = param->form};
@@ -303,6 +304,7 @@ static int walk_rule(struct walk *walk, uint32_t index)
 	if (rc != 0 || form == NULL)
 		return rc;
 	rc = walk_hashes(walk, form, rule->dtype);
+	walk->rule = index;
 	for (uint32_t l = 0; rc == 0 && l < layer_count; l++) {
 		struct param param = {.rule = index,
 				      .layer = layers[l],
@@ -310,14 +312,19 @@ static int walk_rule(struct walk *walk, uint32_t index)
 				      .slot = -1,
 				      .dtype = rule->dtype,
 				      .form = form};
-		if (!rule->each_expert) {
-			rc = walk_param(walk, &param);
+		walk->each = 1;
+		if (rule->each_expert)
+			walk->each =
+				manifest_experts(manifest, index, walk->rank, layers[l], &experts);
+		if (!layers_planned(walk->planning, layers[l])) {
+			walk->param += walk->each;
 			continue;
 		}
-		uint32_t count = manifest_experts(manifest, index, walk->rank, layers[l], &experts);
-		for (uint32_t e = 0; rc == 0 && e < count; e++) {
-			param.expert = experts[e];
-			param.slot = (int32_t)e;
+		for (uint32_t e = 0; rc == 0 && e < walk->each; e++) {
+			if (rule->each_expert) {
+				param.expert = experts[e];
+				param.slot = (int32_t)e;
+			}
 			rc = walk_param(walk, &param);
 		}
 	}
@@ -369,12 +376,11 @@ static int entry_visit(void *arg, const struct visit *visit)
 	if (pattern->unit != visit->unit)
 		return 0;
 	struct entry *entry = &pattern->entries[pattern->entry_count];
-	*entry = (struct entry){
-		.rank = visit->rank,
-		.dtype = visit->dtype,
-		.dense = piece_dense(piece),
-		.box.dim_count = piece->dim_count,
-	};
+	*entry = (struct entry){.piece = piece,
+				.rank = visit->rank,
+				.dtype = visit->dtype,
+				.dense = piece_dense(piece),
+				.box.dim_count = piece->dim_count};
 	memcpy(entry->box.offset, piece->offset, piece->dim_count * sizeof(uint64_t));
 	memcpy(entry->box.extent, piece->extent, piece->dim_count * sizeof(uint64_t));
 	if (pattern->entry_count > 0 && entry[-1].rank == visit->rank)
@@ -492,6 +498,8 @@ static int holding_visit(void *arg, const struct visit *visit)
 	*holding = (struct holding){.unit = visit->unit,
 				    .order = (uint32_t)list->count,
 				    .param = visit->param,
+				    .rule = visit->rule,
+				    .each = visit->each,
 				    .dtype = visit->dtype,
 				    .piece = visit->piece,
 				    .begins = visit->param_begins ? visit->form : NULL};
@@ -558,7 +566,7 @@ static int check_overlaps(struct planning *planning, struct ws_error *err)
 	return rc;
 }
 
-int match_make(struct planning *planning, struct ws_error *err)
+int match_units(struct planning *planning, struct ws_error *err)
 {
 	struct side_index *sides = planning->sides;
 	int rc = 0;
@@ -569,6 +577,13 @@ int match_make(struct planning *planning, struct ws_error *err)
 		rc = units_number(planning, err);
 	for (int s = 0; rc == 0 && s < 2; s++)
 		rc = unit_tensors_make(planning, &sides[s], err);
+	return rc;
+}
+
+int match_make(struct planning *planning, struct ws_error *err)
+{
+	int rc = 0;
+
 	for (int s = 0; rc == 0 && s < 2; s++)
 		rc = patterns_make(planning, (enum side)s, err);
 	if (rc != 0)

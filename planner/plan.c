@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making a plan and reading it.  For one member its pairs' copies are kept; a plan of all keeps
- * pairs and totals only, so that its memory doesn't grow with the number of boxes.
+ * Making a plan: kind by kind the boxes of the planned member, or of all, become segments; then
+ * each pair's segments are laid out bucket by bucket.  Layers alike share segments, so that
+ * a plan's memory and time don't grow with their number.
  */
 #include "planner/plan_internal.h"
 
@@ -17,11 +18,11 @@ static void planning_release(struct planning *planning)
 	vec_release(&planning->geometries);
 	vec_release(&planning->forwards);
 	vec_release(&planning->sets);
+	vec_release(&planning->lines);
 	vec_release(&planning->raws);
 	vec_release(&planning->sorted);
 	vec_release(&planning->shaped);
 	vec_release(&planning->ring);
-	vec_release(&planning->words);
 	idmap_release(&planning->family_map);
 	idmap_release(&planning->set_map);
 	idmap_release(&planning->pair_map);
@@ -32,15 +33,11 @@ void plan_free(struct plan *plan)
 {
 	if (plan == NULL)
 		return;
-	for (size_t i = 0; i < plan->pairs.count; i++) {
-		struct pair_state *state = (struct pair_state *)plan->pairs.items + i;
-		vec_release(&state->counters);
-		vec_release(&state->segments);
-	}
 	vec_release(&plan->pairs);
+	vec_release(&plan->segments);
 	vec_release(&plan->copies);
 	vec_release(&plan->parts);
-	vec_release(&plan->receives);
+	vec_release(&plan->part_rules);
 	arena_release(&plan->arena);
 	mem_free(plan);
 }
@@ -162,89 +159,125 @@ static void check_globals(struct planning *planning)
 			     plan->trainer_count, input->rules.recv_staging_bytes);
 }
 
-/* ---- One bucket after the other. */
-struct raw_order {
-	const struct raw *raws;
-	const struct plan *plan;
+/* ---- One kind after the other. */
+struct raw_key {
+	uint64_t pair, dst_offset;
+	uint32_t dst_param, index;
 };
 
-/* A sender's place in its walk over the targets, which it starts at its own index. */
-static uint32_t turn(const struct plan *plan, const struct raw *raw)
+static int raw_order(const void *a, const void *b)
 {
-	uint32_t targets = plan->member_count - plan->trainer_count;
+	const struct raw_key *x = a, *y = b;
 
-	return (raw->receiver - plan->trainer_count + targets - raw->sender % targets) % targets;
+	if (x->pair != y->pair)
+		return x->pair < y->pair ? -1 : 1;
+	if (x->dst_param != y->dst_param)
+		return x->dst_param < y->dst_param ? -1 : 1;
+	if (x->dst_offset != y->dst_offset)
+		return x->dst_offset < y->dst_offset ? -1 : 1;
+	return x->index < y->index ? -1 : x->index > y->index;
 }
 
-static int raw_compare(const void *a, const void *b, void *arg)
+static int raws_sort(struct planning *planning)
 {
-	const struct raw_order *order = arg;
-	const struct raw *x = &order->raws[*(const uint32_t *)a],
-			 *y = &order->raws[*(const uint32_t *)b];
-
-	if (x->sender != y->sender)
-		return x->sender < y->sender ? -1 : 1;
-	if (x->receiver != y->receiver)
-		return turn(order->plan, x) < turn(order->plan, y) ? -1 : 1;
-	if (x->part.dst_param != y->part.dst_param)
-		return x->part.dst_param < y->part.dst_param ? -1 : 1;
-	return x->part.dst_offset < y->part.dst_offset ? -1
-						       : x->part.dst_offset > y->part.dst_offset;
-}
-
-static int bucket_pairs(struct planning *planning, uint32_t bucket, struct ws_error *err)
-{
-	struct raw_order order = {.raws = planning->raws.items, .plan = planning->plan};
-	struct vec group = {0};
-	int rc = 0;
+	const struct raw *raws = planning->raws.items;
 
 	planning->sorted.count = 0;
 	for (uint32_t i = 0; i < planning->raws.count; i++) {
-		uint32_t *index = vec_add(&planning->sorted, sizeof(*index));
-		if (index == NULL)
-			return plan_no_memory(err);
-		*index = i;
+		struct raw_key *key = vec_add(&planning->sorted, sizeof(*key));
+		if (key == NULL)
+			return -ENOMEM;
+		*key = (struct raw_key){.pair = (uint64_t)raws[i].sender << 32 | raws[i].receiver,
+					.dst_param = raws[i].part.dst_param,
+					.dst_offset = raws[i].part.dst_offset,
+					.index = i};
 	}
-	const uint32_t *sorted = planning->sorted.items;
+	if (planning->sorted.count > 0)
+		qsort(planning->sorted.items, planning->sorted.count, sizeof(struct raw_key),
+		      raw_order);
+	return 0;
+}
+
+static struct pair_state *pair_find(struct planning *planning, uint32_t sender, uint32_t receiver)
+{
+	struct plan *plan = planning->plan;
+	uint64_t key = (uint64_t)sender << 32 | receiver;
+	uint32_t index = idmap_get(&planning->pair_map, key);
+
+	if (index != NONE)
+		return plan_pair_state(plan, index);
+	struct pair_state *state = vec_add(&plan->pairs, sizeof(*state));
+	if (state == NULL ||
+	    idmap_put(&planning->pair_map, key, (uint32_t)plan->pairs.count - 1) != 0)
+		return NULL;
+	state->pair.sender = sender;
+	state->pair.receiver = receiver;
+	state->pair.feeds = fanout_feeds(plan, sender);
+	state->segments = arena_array(&plan->arena, plan->kind_count, sizeof(uint32_t));
+	return state->segments == NULL ? NULL : state;
+}
+
+/* The segment belongs to this pair, and where replicas are alike to those of all. */
+static int segment_give(struct planning *planning, const struct segment *segment, uint32_t sender,
+			uint32_t receiver)
+{
+	struct plan *plan = planning->plan;
+	bool alike = plan->kinds[segment->kind].replicas_alike &&
+		     (plan->self == PLAN_ALL || plan->self < plan->trainer_count);
+	struct segment *added = vec_add(&plan->segments, sizeof(*added));
+
+	if (added == NULL)
+		return -ENOMEM;
+	*added = *segment;
+	for (uint32_t r = 0; r < (alike ? plan->input.replica_count : 1); r++) {
+		struct pair_state *state =
+			pair_find(planning, sender, receiver + r * plan->rollout_count);
+		if (state == NULL)
+			return -ENOMEM;
+		state->segments[segment->kind] = (uint32_t)plan->segments.count;
+	}
+	return 0;
+}
+
+static int kind_segments(struct planning *planning, uint32_t kind, struct ws_error *err)
+{
+	const struct raw *raws = planning->raws.items;
+	struct vec group = {0};
+	int rc = raws_sort(planning) != 0 ? plan_no_memory(err) : 0;
+	const struct raw_key *keys = planning->sorted.items;
 	size_t count = planning->sorted.count;
-	if (count > 0)
-		qsort_r(planning->sorted.items, count, sizeof(uint32_t), raw_compare, &order);
+
 	for (size_t i = 0, end; rc == 0 && i < count; i = end) {
+		struct segment segment;
+		const struct raw *first = &raws[keys[i].index];
 		group.count = 0;
-		for (end = i; end < count; end++) {
-			const struct raw *raw = &order.raws[sorted[end]];
-			if (raw->sender != order.raws[sorted[i]].sender ||
-			    raw->receiver != order.raws[sorted[i]].receiver)
-				break;
+		for (end = i; rc == 0 && end < count && keys[end].pair == keys[i].pair; end++) {
 			const struct raw **slot = vec_add(&group, sizeof(void *));
-			if (slot == NULL) {
-				vec_release(&group);
-				return plan_no_memory(err);
-			}
-			*slot = raw;
+			if (slot == NULL)
+				rc = plan_no_memory(err);
+			else
+				*slot = &raws[keys[end].index];
 		}
-		rc = shape_pair(planning, bucket, group.items, (uint32_t)group.count, err);
+		if (rc == 0)
+			rc = shape_segment(planning, kind, group.items, (uint32_t)group.count,
+					   &segment, err);
+		if (rc == 0 &&
+		    segment_give(planning, &segment, first->sender, first->receiver) != 0)
+			rc = plan_no_memory(err);
 	}
 	vec_release(&group);
 	return rc;
 }
 
-static int walk_buckets(struct planning *planning, struct ws_error *err)
+static int walk_kinds(struct planning *planning, struct ws_error *err)
 {
 	const struct plan *plan = planning->plan;
 	int rc = 0;
 
-	for (uint32_t b = 0; rc == 0 && b < plan->bucket_count; b++) {
-		const struct unit_bucket *bucket = &plan->buckets[b];
-		planning->raws.count = 0;
-		for (uint32_t i = 0; rc == 0 && i < bucket->unit_count; i++) {
-			uint32_t unit = planning->order[bucket->unit_first + i];
-			rc = boxes_of_unit(planning, unit, err);
-			if (rc == 0)
-				rc = fanout_of_unit(planning, unit, err);
-		}
+	for (uint32_t k = 0; rc == 0 && k < plan->kind_count; k++) {
+		rc = boxes_of_kind(planning, &plan->kinds[k], err);
 		if (rc == 0)
-			rc = bucket_pairs(planning, b, err);
+			rc = kind_segments(planning, k, err);
 	}
 	return rc;
 }
@@ -270,6 +303,79 @@ static int by_receiver_order(const void *a, const void *b, void *arg)
 	return i < j ? -1 : i > j;
 }
 
+/* Adds a segment's counters in one bucket, which begin at counter and ring copy number .. */
+static void counters_fill(const struct plan *plan, const struct segment *segment,
+			  const struct instance *instance, struct plan_counter *counter)
+{
+	const struct stored_copy *copies = plan->copies.items;
+	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+
+	if (segment->direct_op_count > 0)
+		*counter++ = (struct plan_counter){.bucket = instance->bucket,
+						   .ring = -1,
+						   .op_count = segment->direct_op_count + digests,
+						   .bytes = segment->direct_bytes,
+						   .gather_bytes = segment->direct_gather_bytes};
+	/* Ring copies are a segment's last. */
+	for (uint32_t i = segment->copy_count - segment->ring_count; i < segment->copy_count; i++) {
+		const struct stored_copy *copy = &copies[segment->copy_first + i];
+		*counter++ =
+			(struct plan_counter){.bucket = instance->bucket,
+					      .ring = (int64_t)instance->ring_base + copy->ring,
+					      .op_count = copy->op_count + digests,
+					      .bytes = copy->bytes,
+					      .gather_bytes = copy->gather ? copy->bytes : 0};
+	}
+}
+
+/* Lays the pair's segments out, bucket by bucket. */
+static int pair_lay(struct plan *plan, struct pair_state *state)
+{
+	struct plan_pair *pair = &state->pair;
+	uint64_t counters = 0;
+
+	for (uint32_t b = 0; b < plan->bucket_count; b++) {
+		uint32_t index = state->segments[plan->buckets[b].kind];
+		if (index == 0)
+			continue;
+		state->instance_count++;
+		counters += plan_segment(plan, index - 1)->counter_count;
+	}
+	if (counters > UINT32_MAX)
+		return -ENOMEM;
+	struct plan_counter *counter = arena_array(&plan->arena, counters, sizeof(*counter));
+	struct instance *instance =
+		arena_array(&plan->arena, state->instance_count, sizeof(*instance));
+	if (counter == NULL || instance == NULL)
+		return -ENOMEM;
+	pair->counters = counter;
+	state->instances = instance;
+	for (uint32_t b = 0; b < plan->bucket_count; b++) {
+		uint32_t index = state->segments[plan->buckets[b].kind];
+		if (index == 0)
+			continue;
+		const struct segment *segment = plan_segment(plan, index - 1);
+		*instance = (struct instance){.bucket = b,
+					      .segment = index - 1,
+					      .counter_base = pair->counter_count,
+					      .ring_base = pair->ring_count,
+					      .op_base = pair->data_op_count};
+		counters_fill(plan, segment, instance++, counter + pair->counter_count);
+		pair->bytes += segment->bytes;
+		pair->data_op_count += segment->op_count;
+		pair->counter_count += segment->counter_count;
+		pair->ring_count += segment->ring_count;
+		plan->totals.copies += segment->copy_count;
+	}
+	pair->op_count = pair->data_op_count;
+	if (plan->input.rules.wire_digests)
+		pair->op_count += pair->counter_count;
+	if (pair->ring_count > RING_SLOTS)
+		pair->credit_count = pair->ring_count - RING_SLOTS;
+	pair->digest = plan_pair_digest(plan, state);
+	return 0;
+}
+
 /* Op ids are 24 bits wide at each receiver, and credits come back to the sender the same way. */
 static int pairs_end(struct planning *planning, struct ws_error *err)
 {
@@ -284,7 +390,8 @@ static int pairs_end(struct planning *planning, struct ws_error *err)
 		qsort(pairs, plan->pairs.count, sizeof(*pairs), pair_order);
 	for (size_t i = 0; i < plan->pairs.count; i++) {
 		struct plan_pair *pair = &pairs[i].pair;
-		shape_pair_end(plan, &pairs[i]);
+		if (pair_lay(plan, &pairs[i]) != 0)
+			return plan_no_memory(err);
 		ops[pair->receiver] += pair->op_count;
 		ops[pair->sender] += pair->credit_count;
 		plan->totals.ops += pair->op_count;
@@ -300,39 +407,50 @@ static int pairs_end(struct planning *planning, struct ws_error *err)
 	return 0;
 }
 
+/* A sender's place in its walk over the targets, which it starts at its own index. */
+static uint32_t turn(const struct plan *plan, const struct plan_pair *pair)
+{
+	uint32_t targets = plan->member_count - plan->trainer_count;
+
+	return (pair->receiver - plan->trainer_count + targets - pair->sender % targets) % targets;
+}
+
+static int turn_order(const void *a, const void *b, void *arg)
+{
+	const struct plan *plan = arg;
+	uint32_t x = turn(plan, &plan_pair_state(plan, *(const uint32_t *)a)->pair);
+	uint32_t y = turn(plan, &plan_pair_state(plan, *(const uint32_t *)b)->pair);
+
+	return x < y ? -1 : x > y;
+}
+
+/* What self sends and receives among the pairs, and where a walk puts a copy's parts. */
 static int pairs_index(struct plan *plan)
 {
 	const struct pair_state *pairs = plan->pairs.items;
+	const struct stored_copy *copies = plan->copies.items;
+	uint32_t count = (uint32_t)plan->pairs.count, parts = 1;
 
-	if (plan->self == PLAN_ALL) {
-		plan->by_receiver = arena_array(&plan->arena, plan->pairs.count, sizeof(uint32_t));
-		if (plan->by_receiver == NULL)
-			return -ENOMEM;
-		for (uint32_t i = 0; i < plan->pairs.count; i++)
-			plan->by_receiver[i] = i;
-		qsort_r(plan->by_receiver, plan->pairs.count, sizeof(uint32_t), by_receiver_order,
-			plan->pairs.items);
-		return 0;
-	}
-	plan->send_first = (uint32_t)plan->pairs.count;
-	for (uint32_t i = 0; i < plan->pairs.count; i++) {
-		if (pairs[i].pair.sender != plan->self)
+	plan->by_receiver = arena_array(&plan->arena, count, sizeof(uint32_t));
+	plan->send_order = arena_array(&plan->arena, count, sizeof(uint32_t));
+	for (size_t i = 0; i < plan->copies.count; i++)
+		parts = MAX(parts, copies[i].part_count);
+	plan->scratch = arena_array(&plan->arena, parts, sizeof(*plan->scratch));
+	if (plan->by_receiver == NULL || plan->send_order == NULL || plan->scratch == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < count; i++) {
+		if (plan->self == PLAN_ALL || pairs[i].pair.receiver == plan->self)
+			plan->by_receiver[plan->receive_count++] = i;
+		if (plan->self != PLAN_ALL && pairs[i].pair.sender != plan->self)
 			continue;
-		plan->send_first = MIN(plan->send_first, i);
-		plan->send_count++;
+		if (plan->send_count == 0)
+			plan->send_first = i;
+		plan->send_order[plan->send_count++] = i;
 	}
-	for (size_t i = 0; i < plan->pairs.count; i++) {
-		if (pairs[i].pair.sender == plan->self)
-			continue;
-		const struct segment *segments = pairs[i].segments.items;
-		for (size_t s = 0; s < pairs[i].segments.count; s++)
-			for (size_t c = 0; c < segments[s].copy_count; c++) {
-				size_t *index = vec_add(&plan->receives, sizeof(*index));
-				if (index == NULL)
-					return -ENOMEM;
-				*index = segments[s].copy_first + c;
-			}
-	}
+	qsort_r(plan->by_receiver, plan->receive_count, sizeof(uint32_t), by_receiver_order,
+		plan->pairs.items);
+	if (plan->self != PLAN_ALL)
+		qsort_r(plan->send_order, plan->send_count, sizeof(uint32_t), turn_order, plan);
 	return 0;
 }
 
@@ -354,8 +472,8 @@ static int count_classes(struct planning *planning)
 				continue;
 			const struct geometry *geometry = planning_geometry(planning, index);
 			rc = idmap_put(&met, key, 0);
-			for (uint32_t i = 0; rc == 0 && i < geometry->flow_count; i++) {
-				key = (uint64_t)geometry->flows[i].set << 32 | f;
+			for (uint32_t i = 0; rc == 0 && i < geometry->atom_count; i++) {
+				key = (uint64_t)geometry->atoms[i].set << 32 | f;
 				if (idmap_get(&classes, key) == NONE)
 					rc = idmap_put(&classes, key, 0);
 			}
@@ -400,7 +518,11 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 	int rc;
 
 	check_globals(planning);
-	rc = match_make(planning, err);
+	rc = match_units(planning, err);
+	if (rc == 0)
+		rc = layers_make(planning, err);
+	if (rc == 0)
+		rc = match_make(planning, err);
 	if (rc == 0)
 		rc = fanout_make(planning, err);
 	if (rc == 0)
@@ -411,9 +533,7 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 		return rc;
 	rc = balance_make(planning, err);
 	if (rc == 0)
-		rc = geometry_own(planning, err);
-	if (rc == 0)
-		rc = walk_buckets(planning, err);
+		rc = walk_kinds(planning, err);
 	if (rc == 0)
 		rc = pairs_end(planning, err);
 	if (rc == 0 && (pairs_index(plan) != 0 || count_classes(planning) != 0))
@@ -459,109 +579,4 @@ fail:
 	planning_release(&planning);
 	plan_free(plan);
 	return rc;
-}
-
-/* ---- Reading a plan. */
-uint64_t plan_digest(const struct plan *plan)
-{
-	return plan->digest;
-}
-
-const struct plan_totals *plan_totals(const struct plan *plan)
-{
-	return &plan->totals;
-}
-
-uint32_t plan_bucket_count(const struct plan *plan)
-{
-	return plan->bucket_count;
-}
-
-const char *plan_bucket_name(const struct plan *plan, uint32_t bucket)
-{
-	return plan->buckets[bucket].name;
-}
-
-struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index)
-{
-	return (struct pair_state *)plan->pairs.items + index;
-}
-
-uint32_t plan_send_pair_count(const struct plan *plan)
-{
-	return plan->self == PLAN_ALL ? (uint32_t)plan->pairs.count : plan->send_count;
-}
-
-const struct plan_pair *plan_send_pair(const struct plan *plan, uint32_t index)
-{
-	return &plan_pair_state(plan, plan->self == PLAN_ALL ? index : plan->send_first + index)
-			->pair;
-}
-
-uint32_t plan_receive_pair_count(const struct plan *plan)
-{
-	return (uint32_t)plan->pairs.count - (plan->self == PLAN_ALL ? 0 : plan->send_count);
-}
-
-const struct plan_pair *plan_receive_pair(const struct plan *plan, uint32_t index)
-{
-	if (plan->self == PLAN_ALL)
-		index = plan->by_receiver[index];
-	else if (index >= plan->send_first)
-		index += plan->send_count;
-	return &plan_pair_state(plan, index)->pair;
-}
-
-uint32_t plan_slot_count(const struct plan *plan)
-{
-	(void)plan;
-	return RING_SLOTS;
-}
-
-uint64_t plan_slot_bytes(const struct plan *plan)
-{
-	return plan->slot_bytes;
-}
-
-static void copy_fill(const struct plan *plan, size_t index, struct plan_copy *copy_out)
-{
-	const struct stored_copy *stored = (const struct stored_copy *)plan->copies.items + index;
-
-	*copy_out = stored->copy;
-	copy_out->parts = (const struct plan_part *)plan->parts.items + stored->part_first;
-}
-
-bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor, struct plan_copy *copy_out)
-{
-	/* Among a rollout's copies are those that it receives. */
-	while (cursor->at < plan->copies.count) {
-		copy_fill(plan, cursor->at++, copy_out);
-		if (copy_out->sender == plan->self)
-			return true;
-	}
-	return false;
-}
-
-bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
-		       struct plan_copy *copy_out)
-{
-	if (cursor->at >= plan->receives.count)
-		return false;
-	copy_fill(plan, ((const size_t *)plan->receives.items)[cursor->at++], copy_out);
-	return true;
-}
-
-struct stored_copy *plan_stored_copy(struct plan *plan, size_t index)
-{
-	return (struct stored_copy *)plan->copies.items + index;
-}
-
-struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy, uint32_t part)
-{
-	return (struct plan_part *)plan->parts.items + copy->part_first + part;
-}
-
-size_t plan_stored_count(const struct plan *plan)
-{
-	return plan->copies.count;
 }

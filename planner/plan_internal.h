@@ -2,16 +2,20 @@
 /*
  * What the planning half keeps for itself.  The way of a plan, each step a file:
  *
+ *   layers.c    which layers are alike: one of them is planned, the others are repeated
  *   match.c     canonical tensors of both sides become units; what each rank holds of a unit
  *   fanout.c    what ranks hold alike: the slice that each gets from trainers, and the forwards
  *   geometry.c  source boxes of a unit become cells with holder sets, cut by target boxes: atoms
  *   balance.c   how much of a holder set's bytes each holder sends
- *   bucket.c    the one global order of units, cut into buckets
- *   shape.c     the boxes of one (sender, receiver, bucket) become copies, counters and a digest
- *   plan.c      runs them for one member, bucket by bucket
+ *   bucket.c    the one global order of units, cut into buckets; buckets of layers alike share a
+ *               kind
+ *   boxes.c     the boxes of one kind that the planned member sends or receives
+ *   shape.c     the boxes of one (sender, receiver, kind) become a segment of copies
+ *   plan.c      runs them kind by kind and puts the segments together
+ *   walk.c      reads the plan: segments are repeated bucket by bucket while they are walked
  *
- * Units of one kind (all layers of q_proj, all experts of a block) share patterns and
- * geometries, so the cost of a unit is that of the boxes it yields for the member asked for.
+ * The cost of a plan is that of the boxes of layers that differ: 61 layers of Kimi-K2 in 8
+ * stages are 9 kinds.
  */
 #ifndef PLAN_INTERNAL_H
 #define PLAN_INTERNAL_H
@@ -25,7 +29,8 @@
 #include "planner/planner.h"
 
 #define NONE	   UINT32_MAX
-#define RING_SLOTS 2 /* per pair */
+#define PLACES_MAX (64u << 20) /* rules times layers of one side */
+#define RING_SLOTS 2	       /* per pair */
 #define SLOT_ALIGN 4096
 #define WIRE_ALIGN 16 /* of a part in a packed copy */
 #define UNITS_MAX  (64u << 20)
@@ -89,8 +94,9 @@ struct tensor_place {
 /* One piece that a rank holds of a unit. */
 struct holding {
 	uint32_t unit;
-	uint32_t order; /* in the walk: ties of one unit keep it */
-	uint32_t param; /* its number on this rank */
+	uint32_t order;	     /* in the walk: ties of one unit keep it */
+	uint32_t param;	     /* its number on this rank */
+	uint32_t rule, each; /* its rule, and how many params of it a layer has on this rank */
 	enum ws_dtype dtype;
 	const struct piece *piece; /* the manifest's */
 	const struct form *begins; /* the param's, at its first piece; else NULL */
@@ -101,9 +107,10 @@ struct rank_holdings {
 	struct vec list; /* of struct holding, by unit */
 };
 
-/* Who holds which boxes of a unit: the same for all units of a kind. */
+/* Who holds which boxes of a unit: the same for all units of a kind, but for the place. */
 struct entry {
 	struct box box;
+	const struct piece *piece; /* of the first unit that has the pattern: for its strides */
 	uint32_t rank;
 	uint32_t nth; /* among this rank's holdings of the unit */
 	enum ws_dtype dtype;
@@ -114,11 +121,12 @@ struct entry {
 	struct box slice;
 };
 
-/* A box that one rank passes on to another of its node. */
+/* Which of a rank's holdings of a unit. */
 struct holder {
 	uint32_t rank, nth;
 };
 
+/* A box that one rank passes on to another of its node. */
 struct forward {
 	struct box box;
 	struct holder from, to;
@@ -149,70 +157,110 @@ struct cell {
 	enum ws_dtype dtype;
 	uint32_t set;		      /* holder set */
 	const struct holder *holders; /* as many as the set's ranks, in its order */
+	const struct piece *piece;    /* the first holder's, for its strides */
 };
 
-/* What a target rank needs of one cell. */
+/* A target box and the ranks of a replica that need it: takers[0..]. */
+struct want {
+	struct box box;
+	enum ws_dtype dtype;
+	const struct holder *takers; /* by rank */
+	uint32_t taker_count;
+	uint32_t atom_first, atom_count;
+	const struct piece *piece; /* of all takers alike, but for its place */
+};
+
+/* What a want takes out of one cell. */
 struct atom {
 	struct box box;
-	uint32_t cell;
-	uint32_t target, nth; /* rank, and which of its holdings of the unit */
-	uint32_t set;
-	uint32_t order;
-	enum ws_dtype dtype; /* at the target */
-	uint64_t bytes;	     /* on the wire */
-	uint64_t before;     /* bytes of this flow's earlier atoms */
-};
-
-/* The atoms of one holder set for one target rank. */
-struct flow {
-	uint32_t set, target;
-	uint32_t atom_first, atom_count;
-	uint64_t bytes;
+	uint32_t cell, set;
+	uint64_t bytes; /* on the wire, to one taker */
 };
 
 struct geometry {
 	uint32_t source_pattern, target_pattern;
-	uint32_t unit, unit_count; /* first unit, and how many share it */
-	uint32_t cell_count, atom_count, flow_count, own_count;
+	uint32_t unit, unit_count; /* first unit, and how many share it, in all layers */
+	uint32_t cell_count, want_count, atom_count;
 	uint64_t bytes;	    /* per unit and replica */
 	struct cell *cells; /* by offset */
-	struct atom *atoms; /* by flow */
-	struct flow *flows; /* by target, then set */
-	uint32_t *own;	    /* flows that the planned member takes part in */
+	struct want *wants;
+	struct atom *atoms; /* by want */
 };
 
 /* Trainer ranks that hold the same boxes. */
 struct holder_set {
 	uint32_t count;
 	const uint32_t *ranks; /* ascending */
-	uint64_t total;	       /* bytes of all its flows, one replica */
-	uint64_t *base;	       /* by target rank: bytes for lower ranks; NULL for a single holder */
-	uint64_t *running;     /* by target rank: bytes of the units walked so far */
-	uint64_t *end;	       /* by holder: upper border of its share of [0, total * replicas) */
+	uint64_t total;	       /* bytes over all units and ranks of one replica */
+	uint64_t *share;       /* by holder, of total * replicas; NULL for a single holder */
+	/* Of the bucket kind at hand: its line of bytes. */
+	uint64_t line;	   /* bytes for all ranks of one replica */
+	uint64_t *base;	   /* by target rank: bytes for lower ranks */
+	uint64_t *running; /* by target rank: bytes of the units walked so far */
+	uint64_t *end;	   /* by holder: upper border of its share of [0, line * replicas) */
+	bool in_line, own;
+};
+
+/* What buckets of layers alike have in common. */
+struct bucket_kind {
+	uint32_t unit_first, unit_count; /* in the order; of its first bucket */
+	uint32_t bucket_count;
+	uint32_t phase;
+	int32_t layer; /* the one planned; -1: none */
+	uint32_t part; /* of its layer: 0, 1, .. */
+	uint64_t bytes;
+	bool replicas_alike; /* nothing was dealt: what one replica gets, each gets */
 };
 
 struct unit_bucket {
-	uint32_t unit_first, unit_count; /* in the order */
 	const char *name;
+	uint32_t kind, unit_count;
+	int32_t layer;	/* -1: none */
 	uint64_t bytes; /* over all members */
 };
 
-/* A copy as stored. */
-struct stored_copy {
-	struct plan_copy copy; /* parts is NULL here */
-	size_t part_first;
+/* Where a part's params move to in another layer of its kind. */
+struct part_rules {
+	uint32_t src_rule, dst_rule, src_each, dst_each;
 };
 
+/* A copy as stored: numbers count from its segment's begin. */
+struct stored_copy {
+	uint64_t bytes;
+	size_t part_first;
+	uint32_t part_count;
+	uint32_t first_op, op_count;
+	uint32_t counter;
+	int32_t ring; /* -1: direct */
+	bool gather;
+};
+
+/* What one sender sends one receiver in one bucket of a kind; params are those of the layer
+ * planned. */
 struct segment {
-	size_t copy_first;
+	uint32_t kind;
 	uint32_t copy_count;
+	size_t copy_first;
+	uint32_t counter_count; /* the direct copies' first, if there are any, then ring copies' */
+	uint32_t ring_count;
+	uint32_t direct_op_count;
+	uint64_t direct_bytes, direct_gather_bytes;
+	uint64_t bytes, op_count; /* of all, without digests' */
+	uint64_t digest;
+};
+
+/* A segment in one bucket. */
+struct instance {
+	uint32_t bucket, segment;
+	uint32_t counter_base, ring_base;
+	uint64_t op_base;
 };
 
 struct pair_state {
 	struct plan_pair pair;
-	struct vec counters; /* of struct plan_counter */
-	struct vec segments; /* of struct segment: the pair's copies, bucket by bucket */
-	uint64_t chain;	     /* digest of the copies so far */
+	uint32_t *segments;	    /* by kind: the segment + 1, or 0 */
+	struct instance *instances; /* by bucket */
+	uint32_t instance_count;
 };
 
 struct plan {
@@ -223,17 +271,25 @@ struct plan {
 	uint32_t trainer_count, rollout_count, member_count; /* rollout_count: of one replica */
 	struct arena arena;
 	struct vec pairs;      /* of struct pair_state; by sender, then receiver */
-	struct vec copies;     /* of struct stored_copy; a sender's in the order to send */
+	struct vec segments;   /* of struct segment; of a kind and sender in the order to send */
+	struct vec copies;     /* of struct stored_copy; a segment's one after the other */
 	struct vec parts;      /* of struct plan_part */
-	struct vec receives;   /* of size_t: indexes of copies in the order of plan_next_receive */
-	uint32_t *by_receiver; /* of a plan of all: indexes of pairs by receiver, then sender */
+	struct vec part_rules; /* of struct part_rules, by part */
+	uint32_t *send_order;  /* of self: its pairs in the order of its targets in a bucket */
+	uint32_t send_first, send_count; /* self's among pairs */
+	uint32_t *by_receiver; /* indexes of pairs by receiver, then sender; self's only */
+	uint32_t receive_count;
+	struct plan_part *scratch; /* of the copy that was walked last */
+	struct bucket_kind *kinds;
+	uint32_t kind_count;
 	struct unit_bucket *buckets;
 	uint32_t bucket_count;
+	int32_t layer_count;
+	uint32_t *layer_place[2]; /* by rule and layer: the layer's place in the rule's list */
 	struct plan_totals totals;
 	/* by member: the tensors' bytes, without gaps on the wire; received: from anybody */
 	uint64_t *sent, *received, *from_trainers;
-	uint32_t send_first, send_count; /* of pairs: where self is the sender */
-	uint32_t fed_replicas;		 /* that trainers write to: the first so many */
+	uint32_t fed_replicas; /* that trainers write to: the first so many */
 };
 
 /* What exists only while a plan is made. */
@@ -241,7 +297,9 @@ struct planning {
 	struct plan *plan;
 	struct findings *findings; /* never NULL here */
 	struct arena arena;
-	struct vec families; /* of struct family */
+	int32_t *layer_like;   /* by layer: the first that is like it */
+	uint32_t *layer_alike; /* by layer: how many are like it; 0 where it isn't the first */
+	struct vec families;   /* of struct family */
 	struct idmap family_map;
 	uint32_t unit_count;
 	struct side_index sides[2];
@@ -251,17 +309,37 @@ struct planning {
 	struct idmap set_map;
 	uint32_t *node;	     /* by rollout rank: the lowest rank of its node; with fan-out */
 	struct vec forwards; /* of struct forward, by pattern */
-	uint32_t *order;     /* units in the global order */
+	uint32_t *order;     /* units in the global order, of layers planned */
 	uint32_t ordered_count;
 	struct idmap pair_map;
-	struct vec raws;   /* of struct raw: the bucket at hand */
-	struct vec sorted; /* of uint32_t */
-	struct vec shaped; /* of struct raw: one pair's boxes of the bucket at hand */
-	struct vec ring;   /* of struct plan_part: those that go through the ring */
-	struct vec words;  /* of uint64_t: what a digest is taken of */
+	struct vec lines;  /* of uint32_t: sets of the kind at hand that are dealt */
+	struct vec raws;   /* of struct raw: the kind at hand */
+	struct vec sorted; /* of struct raw_key */
+	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
+	struct vec ring;   /* of struct raw: those that go through the ring */
 };
 
-/* Builds families and units and finds the pattern of each.  Findings "shape", "quant", "model". */
+/* ---- layers.c */
+int layers_make(struct planning *planning, struct ws_error *err);
+/* How many layers are as this one, which is the one planned; 1 for none (-1). */
+uint32_t layers_alike(const struct planning *planning, int32_t layer);
+/* Whether a layer is planned, not repeated; also true for none (-1). */
+bool layers_planned(const struct planning *planning, int32_t layer);
+/* Where a param of a rule at the layer planned is at another layer. */
+static inline uint32_t layers_move(const struct plan *plan, enum side side, uint32_t rule,
+				   uint32_t each, uint32_t param, int32_t from, int32_t to)
+{
+	const uint32_t *places =
+		plan->layer_place[side] + (size_t)rule * (uint32_t)plan->layer_count;
+
+	return param + (places[to] - places[from]) * each;
+}
+
+/* ---- match.c */
+
+/* Numbers families and units, and where each tensor rule stands. */
+int match_units(struct planning *planning, struct ws_error *err);
+/* Finds the pattern of each unit.  Findings "shape", "doubled". */
 int match_make(struct planning *planning, struct ws_error *err);
 /* The rank's holdings of a unit, in walk order; *count_out may be 0. */
 int match_holdings(struct planning *planning, enum side side, uint32_t rank, uint32_t unit,
@@ -273,14 +351,14 @@ const struct family *match_unit(const struct planning *planning, uint32_t unit, 
 const char *match_unit_name(const struct planning *planning, uint32_t unit, char *out,
 			    size_t bytes);
 
-/* One piece met on a walk through all that a rank holds. */
+/* One piece met on a walk through all that a rank holds in the layers planned. */
 struct visit {
-	uint32_t rank, unit, param;
+	uint32_t rank, unit, param, rule, each;
 	bool param_begins;
 	enum ws_dtype dtype;
 	const struct piece *piece;
 	const struct form *form;
-	uint64_t box_hash; /* of the piece's box, the dtype and whether it lies in one piece */
+	uint64_t box_hash; /* of the piece's box and strides and the dtype */
 };
 typedef int visit_fn(void *arg, const struct visit *visit);
 int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_fn *visit, void *arg,
@@ -290,20 +368,21 @@ int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_f
 /* Cuts the target patterns' entries down to what trainers write. */
 int fanout_make(struct planning *planning, struct ws_error *err);
 /* Adds the forwards of a unit that the planned member takes part in to planning->raws. */
-int fanout_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err);
+int fanout_of_unit(struct planning *planning, const struct bucket_kind *kind, uint32_t unit,
+		   struct ws_error *err);
 /* Whether a rollout forwards of what this sender brings it. */
 bool fanout_feeds(const struct plan *plan, uint32_t sender);
 
 /* ---- geometry.c: findings "missing", "doubled", "dtype". */
 int geometry_make(struct planning *planning, struct ws_error *err);
-/* Marks the flows of plan->self. */
-int geometry_own(struct planning *planning, struct ws_error *err);
 
 /* ---- bucket.c */
 int bucket_make(struct planning *planning, struct ws_error *err);
 
 /* ---- balance.c */
 int balance_make(struct planning *planning, struct ws_error *err);
+/* Lays the lines of a kind: base, end and running of the sets that have several holders. */
+int balance_lines(struct planning *planning, const struct bucket_kind *kind, struct ws_error *err);
 
 /* Deals `total` over count holders whose loads are given, so that the highest load in units of
  * its weight gets as low as can be.  Shares add up to total. */
@@ -321,16 +400,19 @@ struct raw {
 	uint32_t sender, receiver;
 	uint64_t bytes;
 	struct plan_part part;
+	struct part_rules rules;
 	bool source_dense, target_dense, cast;
 };
 
 /* Puts the part's dims into target order, drops and merges what can be; sets the flags. */
 void shape_normalize(struct raw *raw);
-/* The boxes of one (sender, receiver, bucket), sorted by place at the target. */
-int shape_pair(struct planning *planning, uint32_t bucket, const struct raw *const *raws,
-	       uint32_t count, struct ws_error *err);
-/* ---- boxes.c: adds what the planned member sends or receives of a unit to planning->raws. */
-int boxes_of_unit(struct planning *planning, uint32_t unit, struct ws_error *err);
+/* The boxes of one (sender, receiver, kind), sorted by place at the target, as a segment. */
+int shape_segment(struct planning *planning, uint32_t kind, const struct raw *const *raws,
+		  uint32_t count, struct segment *segment_out, struct ws_error *err);
+
+/* ---- boxes.c: adds what the planned member sends or receives of a kind to planning->raws, with
+ * replicas alike only once.  Counts it in the totals. */
+int boxes_of_kind(struct planning *planning, struct bucket_kind *kind, struct ws_error *err);
 
 /* A box on its way from one holding to another. */
 struct ends {
@@ -338,21 +420,26 @@ struct ends {
 	const struct holding *source, *target;
 };
 int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
-	      struct ws_error *err);
-/* Adds the raw's bytes to what its ends send and receive. */
-void boxes_count(struct plan *plan, const struct raw *raw);
+	      uint64_t layers, struct ws_error *err);
+/* Adds the raw's bytes, so many times, to what its ends send and receive. */
+void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers);
 /* Whether the box lies in one piece, row after row, in a param that holds it as this piece says. */
 bool box_dense(const struct box *box, const struct piece *piece);
 
-/* Ends a pair: thresholds, credits, digest. */
-void shape_pair_end(struct plan *plan, struct pair_state *state);
-
-/* ---- plan.c: for tests that break a plan on purpose. */
+/* ---- walk.c */
+/* Over all copies of a segment, and over all that both ends of a pair must agree on. */
+uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment);
+uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *state);
+struct segment *plan_segment(const struct plan *plan, uint32_t index);
+struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
+/* The copy as it is in the bucket of an instance; its parts are the plan's scratch. */
+void plan_copy_at(const struct plan *plan, const struct pair_state *state,
+		  const struct instance *instance, uint32_t index, struct plan_copy *copy_out);
+/* For tests that break a plan on purpose. */
 struct stored_copy *plan_stored_copy(struct plan *plan, size_t index);
 struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy,
 				   uint32_t part);
 size_t plan_stored_count(const struct plan *plan);
-struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
 
 static inline int plan_no_memory(struct ws_error *err)
 {

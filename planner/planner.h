@@ -308,14 +308,14 @@ struct plan_copy {
 					* slot ring % slot_count and is unpacked part by part; from
 					* ring >= slot_count on, credit ring - slot_count comes first */
 	uint32_t part_count;	       /* 1 unless packed into the ring */
-	const struct plan_part *parts; /* valid until the next call with the same cursor */
+	const struct plan_part *parts; /* valid until the next call with any cursor of this plan */
 };
 
 /* A counter of a pair at its receiver: the direct copies of one bucket, or one ring copy. */
 struct plan_counter {
 	uint32_t bucket;
-	int64_t ring;	   /* -1: direct copies */
 	uint32_t op_count; /* threshold, the digest's op included */
+	int64_t ring;	   /* -1: direct copies */
 	uint64_t bytes;
 	uint64_t gather_bytes; /* of them packed or converted by the sender */
 };
@@ -384,10 +384,10 @@ const struct plan_pair *plan_receive_pair(const struct plan *plan, uint32_t inde
 uint32_t plan_slot_count(const struct plan *plan);
 uint64_t plan_slot_bytes(const struct plan *plan);
 
-/* Self's copies in the order to process them: by bucket, targets rotated.  Restartable. */
+/* Self's copies in the order to process them: by bucket, targets rotated.  They are made while
+ * they are walked; one walker of a plan at a time looks at parts.  Restartable: all zero. */
 struct plan_cursor {
-	uint64_t at;
-	void *state; /* the plan's */
+	uint32_t bucket, pair, copy, instance; /* walk.c's */
 };
 bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor,
 		    struct plan_copy *copy_out);

@@ -133,115 +133,65 @@ static int merge_boxes(struct planning *planning, const struct raw *const *raws,
 /* ---- Emitting. */
 struct emit {
 	struct planning *planning;
-	struct pair_state *state;
-	uint32_t bucket;
-	struct plan_counter *direct; /* valid until the next counter is added */
-	struct segment segment;
+	struct segment *segment;
 };
 
-static int word_add(struct vec *words, uint64_t value)
+static int keep_part(struct planning *planning, const struct raw *raw)
 {
-	uint64_t *word = vec_add(words, sizeof(*word));
+	struct plan_part *part = vec_add(&planning->plan->parts, sizeof(*part));
+	struct part_rules *rules = vec_add(&planning->plan->part_rules, sizeof(*rules));
 
-	if (word == NULL)
+	if (part == NULL || rules == NULL)
 		return -ENOMEM;
-	*word = value;
+	*part = raw->part;
+	*rules = raw->rules;
 	return 0;
 }
 
-static int words_of_part(struct vec *words, const struct plan_part *part)
+/* Numbers the copy, counts it, adds it to the digest and keeps it. */
+static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct raw *raws)
 {
-	int rc = 0;
-
-	rc |= word_add(words, (uint64_t)part->src_param << 32 | part->dst_param);
-	rc |= word_add(words, (uint64_t)part->dim_count << 32 | (uint64_t)part->from << 16 |
-				      (uint64_t)part->to);
-	rc |= word_add(words, part->src_offset);
-	rc |= word_add(words, part->dst_offset);
-	rc |= word_add(words, part->wire_offset);
-	for (uint32_t d = 0; d < part->dim_count; d++) {
-		rc |= word_add(words, part->extent[d]);
-		rc |= word_add(words, (uint64_t)part->src_stride[d]);
-		rc |= word_add(words, (uint64_t)part->dst_stride[d]);
-	}
-	return rc == 0 ? 0 : -ENOMEM;
-}
-
-static int words_of_copy(struct vec *words, const struct plan_copy *copy,
-			 const struct plan_part *parts)
-{
-	int rc = 0;
-
-	rc |= word_add(words, (uint64_t)copy->bucket << 32 | copy->counter);
-	rc |= word_add(words, copy->bytes);
-	rc |= word_add(words, copy->first_op);
-	rc |= word_add(words, (uint64_t)copy->op_count << 32 | copy->part_count);
-	rc |= word_add(words, (uint64_t)copy->ring);
-	rc |= word_add(words, copy->gather);
-	for (uint32_t i = 0; i < copy->part_count; i++)
-		rc |= words_of_part(words, &parts[i]);
-	return rc == 0 ? 0 : -ENOMEM;
-}
-
-/* Numbers the copy, counts it, adds it to the digest and, for one member's plan, keeps it. */
-static int emit_copy(struct emit *emit, struct plan_copy *copy, const struct plan_part *parts)
-{
-	struct plan *plan = emit->planning->plan;
-	struct plan_pair *pair = &emit->state->pair;
-
-	copy->bucket = emit->bucket;
-	copy->sender = pair->sender;
-	copy->receiver = pair->receiver;
-	copy->first_op = pair->data_op_count;
+	struct planning *planning = emit->planning;
+	struct plan *plan = planning->plan;
+	struct segment *segment = emit->segment;
 	uint64_t ops = ws_op_count(copy->bytes, plan->input.rules.op_bytes);
-	if (ops > UINT32_MAX)
+
+	if (ops + segment->op_count > UINT32_MAX)
 		return -E2BIG;
+	copy->first_op = (uint32_t)segment->op_count;
 	copy->op_count = (uint32_t)ops;
-	struct plan_counter *counter = emit->direct;
-	if (copy->ring >= 0 || counter == NULL) {
-		counter = vec_add(&emit->state->counters, sizeof(*counter));
-		if (counter == NULL)
-			return -ENOMEM;
-		counter->bucket = emit->bucket;
-		counter->ring = copy->ring;
-		counter->op_count = plan->input.rules.wire_digests ? 1 : 0;
-		pair->counter_count++;
-		emit->direct = copy->ring >= 0 ? NULL : counter;
+	if (copy->ring >= 0 || segment->direct_op_count == 0)
+		segment->counter_count++;
+	copy->counter = segment->counter_count - 1;
+	if (copy->ring >= 0) {
+		segment->ring_count++;
+	} else {
+		segment->direct_op_count += copy->op_count;
+		segment->direct_bytes += copy->bytes;
+		segment->direct_gather_bytes += copy->gather ? copy->bytes : 0;
 	}
-	copy->counter = pair->counter_count - 1;
-	counter->op_count += copy->op_count;
-	counter->bytes += copy->bytes;
-	counter->gather_bytes += copy->gather ? copy->bytes : 0;
-	pair->data_op_count += copy->op_count;
-	pair->bytes += copy->bytes;
-	pair->ring_count += copy->ring >= 0;
-	plan->totals.copies++;
-	if (words_of_copy(&emit->planning->words, copy, parts) != 0)
-		return -ENOMEM;
-	if (plan->self == PLAN_ALL)
-		return 0;
+	segment->op_count += ops;
+	segment->bytes += copy->bytes;
+	segment->copy_count++;
+	copy->part_first = plan->parts.count;
 	struct stored_copy *stored = vec_add(&plan->copies, sizeof(*stored));
 	if (stored == NULL)
 		return -ENOMEM;
-	*stored = (struct stored_copy){.copy = *copy, .part_first = plan->parts.count};
-	for (uint32_t i = 0; i < copy->part_count; i++) {
-		struct plan_part *part = vec_add(&plan->parts, sizeof(*part));
-		if (part == NULL)
+	*stored = *copy;
+	for (uint32_t i = 0; i < copy->part_count; i++)
+		if (keep_part(planning, &raws[i]) != 0)
 			return -ENOMEM;
-		*part = parts[i];
-	}
-	emit->segment.copy_count++;
 	return 0;
 }
 
 static int emit_direct(struct emit *emit, const struct raw *raw)
 {
-	struct plan_copy copy = {.bytes = raw->bytes,
-				 .gather = !raw->source_dense || raw->cast,
-				 .ring = -1,
-				 .part_count = 1};
+	struct stored_copy copy = {.bytes = raw->bytes,
+				   .gather = !raw->source_dense || raw->cast,
+				   .ring = -1,
+				   .part_count = 1};
 
-	return emit_copy(emit, &copy, &raw->part);
+	return emit_copy(emit, &copy, raw);
 }
 
 /* A box whose innermost `dims` dims lie in one piece at the target: one copy per such run. */
@@ -284,25 +234,26 @@ static uint64_t part_bytes(const struct plan_part *part)
 }
 
 /* Cuts a part that is larger than a slot along its outermost dim that can be cut, and adds all. */
-static int ring_add(struct planning *planning, const struct plan_part *part, uint32_t dim)
+static int ring_add(struct planning *planning, const struct raw *raw, uint32_t dim)
 {
-	uint64_t slot_bytes = planning->plan->slot_bytes, bytes = part_bytes(part);
+	uint64_t slot_bytes = planning->plan->slot_bytes, bytes = part_bytes(&raw->part);
 
 	if (bytes <= slot_bytes) {
-		struct plan_part *added = vec_add(&planning->ring, sizeof(*added));
+		struct raw *added = vec_add(&planning->ring, sizeof(*added));
 		if (added == NULL)
 			return -ENOMEM;
-		*added = *part;
+		*added = *raw;
+		added->bytes = bytes;
 		return 0;
 	}
 	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
-	uint64_t row_bytes = bytes / part->extent[dim];
+	uint64_t row_bytes = bytes / raw->part.extent[dim];
 	uint64_t step = MAX(1, slot_bytes / row_bytes);
-	for (uint64_t at = 0; at < part->extent[dim]; at += step) {
-		struct plan_part cut = *part;
-		cut.extent[dim] = MIN(step, part->extent[dim] - at);
-		cut.src_offset += at * (uint64_t)part->src_stride[dim];
-		cut.dst_offset += at * (uint64_t)part->dst_stride[dim];
+	for (uint64_t at = 0; at < raw->part.extent[dim]; at += step) {
+		struct raw cut = *raw;
+		cut.part.extent[dim] = MIN(step, raw->part.extent[dim] - at);
+		cut.part.src_offset += at * (uint64_t)raw->part.src_stride[dim];
+		cut.part.dst_offset += at * (uint64_t)raw->part.dst_stride[dim];
 		int rc = ring_add(planning, &cut, dim + 1);
 		if (rc != 0)
 			return rc;
@@ -319,24 +270,25 @@ static bool part_gathers(const struct plan_part *part)
 static int emit_ring(struct emit *emit)
 {
 	struct planning *planning = emit->planning;
-	struct plan_part *parts = planning->ring.items;
+	struct raw *raws = planning->ring.items;
 	size_t count = planning->ring.count;
 
 	for (size_t i = 0, end; i < count; i = end) {
 		uint64_t used = 0;
 		for (end = i; end < count; end++) {
 			uint64_t offset = (used + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN;
-			uint64_t bytes = part_bytes(&parts[end]);
-			if (end > i && offset + bytes > planning->plan->slot_bytes)
+			if (end > i && offset + raws[end].bytes > planning->plan->slot_bytes)
 				break;
-			parts[end].wire_offset = offset;
-			used = offset + bytes;
+			raws[end].part.wire_offset = offset;
+			used = offset + raws[end].bytes;
 		}
-		struct plan_copy copy = {.bytes = used,
-					 .ring = emit->state->pair.ring_count,
-					 .part_count = (uint32_t)(end - i)};
-		copy.gather = copy.part_count > 1 || part_gathers(&parts[i]);
-		int rc = emit_copy(emit, &copy, &parts[i]);
+		if (emit->segment->ring_count >= INT32_MAX)
+			return -E2BIG;
+		struct stored_copy copy = {.bytes = used,
+					   .ring = (int32_t)emit->segment->ring_count,
+					   .part_count = (uint32_t)(end - i)};
+		copy.gather = copy.part_count > 1 || part_gathers(&raws[i].part);
+		int rc = emit_copy(emit, &copy, &raws[i]);
 		if (rc != 0)
 			return rc;
 	}
@@ -350,7 +302,7 @@ static int emit_straight(struct emit *emit)
 	const struct rules *rules = &planning->plan->input.rules;
 	const struct raw *raws = planning->shaped.items;
 	size_t count = planning->shaped.count, small = 0;
-	bool forwards = emit->state->pair.sender >= planning->plan->trainer_count;
+	bool forwards = raws[0].sender >= planning->plan->trainer_count;
 	int rc = 0;
 
 	planning->ring.count = 0;
@@ -361,7 +313,7 @@ static int emit_straight(struct emit *emit)
 		uint32_t dims = target_run(&raws[i].part, &run_bytes);
 		bool packs = raws[i].bytes < rules->pack_bytes_max && small >= 2 && !forwards;
 		if (packs || (!raws[i].target_dense && run_bytes < rules->run_bytes_min))
-			rc = ring_add(planning, &raws[i].part, 0);
+			rc = ring_add(planning, &raws[i], 0);
 		else if (raws[i].target_dense)
 			rc = emit_direct(emit, &raws[i]);
 		else
@@ -370,80 +322,21 @@ static int emit_straight(struct emit *emit)
 	return rc;
 }
 
-static struct pair_state *pair_find(struct planning *planning, uint32_t sender, uint32_t receiver)
+int shape_segment(struct planning *planning, uint32_t kind, const struct raw *const *raws,
+		  uint32_t count, struct segment *segment_out, struct ws_error *err)
 {
-	struct plan *plan = planning->plan;
-	uint64_t key = (uint64_t)sender << 32 | receiver;
-	uint32_t index = idmap_get(&planning->pair_map, key);
+	struct emit emit = {.planning = planning, .segment = segment_out};
 
-	if (index != NONE)
-		return (struct pair_state *)plan->pairs.items + index;
-	struct pair_state *state = vec_add(&plan->pairs, sizeof(*state));
-	if (state == NULL ||
-	    idmap_put(&planning->pair_map, key, (uint32_t)plan->pairs.count - 1) != 0)
-		return NULL;
-	state->pair.sender = sender;
-	state->pair.receiver = receiver;
-	state->pair.feeds = fanout_feeds(plan, sender);
-	state->chain = plan->digest;
-	return state;
-}
-
-int shape_pair(struct planning *planning, uint32_t bucket, const struct raw *const *raws,
-	       uint32_t count, struct ws_error *err)
-{
-	struct plan *plan = planning->plan;
-	struct emit emit = {.planning = planning, .bucket = bucket};
-
-	emit.state = pair_find(planning, raws[0]->sender, raws[0]->receiver);
-	if (emit.state == NULL || merge_boxes(planning, raws, count) != 0)
+	*segment_out = (struct segment){.kind = kind, .copy_first = planning->plan->copies.count};
+	if (merge_boxes(planning, raws, count) != 0)
 		return plan_no_memory(err);
-	emit.segment.copy_first = plan->copies.count;
-	planning->words.count = 0;
 	int rc = emit_straight(&emit);
 	if (rc == 0)
 		rc = emit_ring(&emit);
-	if (rc == 0 && plan->self != PLAN_ALL) {
-		struct segment *segment = vec_add(&emit.state->segments, sizeof(*segment));
-		if (segment == NULL)
-			return plan_no_memory(err);
-		*segment = emit.segment;
-	}
 	if (rc == -E2BIG)
 		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");
 	if (rc != 0)
 		return plan_no_memory(err);
-	emit.state->chain = digest_bytes(
-		planning->words.items, planning->words.count * sizeof(uint64_t), emit.state->chain);
+	segment_out->digest = plan_segment_digest(planning->plan, segment_out);
 	return 0;
-}
-
-void shape_pair_end(struct plan *plan, struct pair_state *state)
-{
-	struct plan_pair *pair = &state->pair;
-	const struct plan_counter *counters = state->counters.items;
-	uint64_t chain = state->chain;
-
-	pair->counters = counters;
-	pair->op_count = pair->data_op_count;
-	if (plan->input.rules.wire_digests)
-		pair->op_count += pair->counter_count;
-	if (pair->ring_count > RING_SLOTS)
-		pair->credit_count = pair->ring_count - RING_SLOTS;
-	for (uint32_t i = 0; i < pair->counter_count; i++) {
-		const uint64_t words[] = {counters[i].bucket, (uint64_t)counters[i].ring,
-					  counters[i].op_count, counters[i].bytes};
-		chain = digest_bytes(words, sizeof(words), chain);
-	}
-	const uint64_t words[] = {(uint64_t)pair->feeds << 32 | pair->sender,
-				  pair->receiver,
-				  pair->bytes,
-				  pair->data_op_count,
-				  pair->op_count,
-				  pair->counter_count,
-				  pair->ring_count,
-				  pair->credit_count,
-				  RING_SLOTS,
-				  plan->slot_bytes};
-	pair->digest = digest_bytes(words, sizeof(words), chain);
 }

@@ -210,16 +210,16 @@ START_TEST(a_wrong_forward_is_seen)
 	ck_assert_uint_eq(back->pair.sender, 3);
 	struct pair_state *feeder = plan_pair_state(plan, 0);
 	ck_assert_uint_eq(feeder->pair.sender, 0);
-	for (size_t i = 0; i < plan_stored_count(plan); i++) {
-		struct stored_copy *copy = plan_stored_copy(plan, i);
-		if (copy->copy.sender != 2)
-			continue;
+	for (uint32_t i = 0; i < plan_send_pair_count(plan); i++) {
+		struct pair_state *state = plan_pair_state(plan, plan->send_first + i);
+		struct segment *segment = plan_segment(plan, state->instances[0].segment);
+		struct stored_copy *copy = plan_stored_copy(plan, segment->copy_first);
 		switch (_i) {
 		case 0: /* forwards what the other one forwards to it */
 			plan_stored_part(plan, copy, 0)->src_offset ^= 256 * 512 * 2;
 			break;
 		case 1:
-			copy->copy.ring = 0;
+			copy->ring = 0;
 			break;
 		case 2:
 			back->pair.feeds = true; /* each would wait for the other */
@@ -228,7 +228,11 @@ START_TEST(a_wrong_forward_is_seen)
 			feeder->pair.feeds = false; /* nobody would wait for its bytes */
 			break;
 		}
+		segment->digest = plan_segment_digest(plan, segment);
 	}
+	for (uint32_t i = 0; i < plan->pairs.count; i++)
+		plan_pair_state(plan, i)->pair.digest =
+			plan_pair_digest(plan, plan_pair_state(plan, i));
 	ck_assert_int_eq(plan_check(plan, &pair.findings, &pair.err), -EINVAL);
 	plan_free(plan);
 	pair_close(&pair);

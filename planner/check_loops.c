@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The part of the check that needs no elements: numbers that follow from copies, and layers.
+ * A plan follows one layer of those alike; here every other one is looked at, param by param.
+ */
+#include <stdio.h>
+
+#include "planner/check.h"
+
+/* ---- Numbers of a segment, and of a pair in all its buckets. */
+
+/* NULL, or what is wrong with the copies of a segment; *sums_out is what they add up to. */
+static const char *segment_fault(const struct plan *plan, const struct segment *segment,
+				 struct segment *sums_out)
+{
+	const struct stored_copy *copies = plan->copies.items;
+	struct segment *sums = sums_out;
+	bool direct = false;
+
+	*sums = (struct segment){0};
+	if (segment->copy_first > plan->copies.count ||
+	    segment->copy_count > plan->copies.count - segment->copy_first)
+		return "it has copies that aren't there";
+	for (uint32_t i = 0; i < segment->copy_count; i++) {
+		const struct stored_copy *copy = &copies[segment->copy_first + i];
+		bool ring = copy->ring >= 0;
+		if (copy->bytes == 0 || copy->part_count == 0 ||
+		    copy->part_first > plan->parts.count ||
+		    copy->part_count > plan->parts.count - copy->part_first)
+			return "a copy is empty";
+		if (copy->op_count != (copy->bytes - 1) / plan->input.rules.op_bytes + 1)
+			return "a copy's ops aren't as many as its bytes need";
+		if (copy->first_op != sums->op_count)
+			return "a copy's op ids don't follow the copy before";
+		if (copy->ring < -1 || (ring && (uint32_t)copy->ring != sums->ring_count))
+			return "a ring number doesn't follow the one before";
+		if (ring && copy->bytes > plan->slot_bytes)
+			return "a ring copy is larger than a slot";
+		if (!ring && (copy->part_count != 1 || sums->ring_count > 0))
+			return "a copy has several parts, or comes after ring copies, and "
+			       "avoids the ring";
+		sums->counter_count += ring || !direct;
+		direct = direct || !ring;
+		if (copy->counter != sums->counter_count - 1)
+			return "a copy's counter is another's";
+		sums->ring_count += ring;
+		sums->op_count += copy->op_count;
+		sums->bytes += copy->bytes;
+		if (ring)
+			continue;
+		sums->direct_op_count += copy->op_count;
+		sums->direct_bytes += copy->bytes;
+		sums->direct_gather_bytes += copy->gather ? copy->bytes : 0;
+	}
+	if (sums->op_count != segment->op_count || sums->bytes != segment->bytes ||
+	    sums->counter_count != segment->counter_count ||
+	    sums->ring_count != segment->ring_count || segment->copy_count == 0 ||
+	    sums->direct_op_count != segment->direct_op_count ||
+	    sums->direct_bytes != segment->direct_bytes ||
+	    sums->direct_gather_bytes != segment->direct_gather_bytes)
+		return "its sums aren't those of its copies";
+	if (segment->digest != plan_segment_digest(plan, segment))
+		return "its digest isn't that of its copies";
+	return NULL;
+}
+
+/* NULL, or what is wrong with the counters of one instance, which begin at `counter`. */
+static const char *counters_fault(const struct plan *plan, const struct segment *segment,
+				  const struct segment *sums, const struct instance *instance,
+				  const struct plan_counter *counter)
+{
+	const struct stored_copy *copies =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+
+	for (uint32_t i = 0; i < sums->counter_count; i++, counter++) {
+		const struct stored_copy *copy = NULL;
+		uint32_t ring = i - (sums->direct_op_count > 0);
+		if (i > 0 || sums->direct_op_count == 0)
+			copy = &copies[segment->copy_count - sums->ring_count + ring];
+		uint64_t bytes = copy == NULL ? sums->direct_bytes : copy->bytes;
+		uint32_t ops = copy == NULL ? sums->direct_op_count : copy->op_count;
+		uint64_t gathered = copy == NULL   ? sums->direct_gather_bytes
+				    : copy->gather ? copy->bytes
+						   : 0;
+		int64_t number = copy == NULL ? -1 : (int64_t)instance->ring_base + copy->ring;
+		if (counter->bucket != instance->bucket || counter->ring != number ||
+		    counter->bytes != bytes || counter->gather_bytes != gathered ||
+		    counter->op_count != ops + digests)
+			return "a threshold isn't what its copies send";
+	}
+	return NULL;
+}
+
+/* Who feeds: a trainer, or a rank of an earlier replica.  So forwards never wait in a circle. */
+static bool may_feed(const struct plan *plan, const struct plan_pair *pair)
+{
+	uint32_t trainers = plan->trainer_count, ranks = plan->rollout_count;
+
+	return pair->receiver >= trainers &&
+	       (pair->sender < trainers ||
+		(pair->sender - trainers) / ranks < (pair->receiver - trainers) / ranks);
+}
+
+static const char *pair_fault(const struct plan *plan, const struct pair_state *state,
+			      const struct plan_pair *sums)
+{
+	const struct plan_pair *pair = &state->pair;
+	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+	uint32_t slots = plan_slot_count(plan);
+	uint32_t credits = sums->ring_count > slots ? sums->ring_count - slots : 0;
+
+	if (pair->receiver < plan->trainer_count || pair->receiver >= plan->member_count ||
+	    pair->receiver == pair->sender)
+		return "it sends where nobody receives";
+	if (plan->self != PLAN_ALL && pair->sender != plan->self && pair->receiver != plan->self)
+		return "it isn't of the member that was planned for";
+	if (pair->sender >= plan->trainer_count && plan->input.rules.fanout == FANOUT_NONE)
+		return "a rollout sends though nothing is forwarded";
+	if (pair->feeds && (plan->input.rules.fanout == FANOUT_NONE || !may_feed(plan, pair)))
+		return "it would make forwards wait in a circle";
+	if (pair->bytes != sums->bytes || pair->data_op_count != sums->data_op_count)
+		return "its bytes or ops aren't the sum of its copies";
+	if (pair->counter_count != sums->counter_count ||
+	    pair->op_count != sums->data_op_count + (uint64_t)digests * sums->counter_count)
+		return "its ops don't add up";
+	if (pair->ring_count != sums->ring_count || pair->credit_count != credits)
+		return "its ring copies or credits don't add up";
+	if (pair->digest != plan_pair_digest(plan, state))
+		return "its digest isn't that of its buckets";
+	return NULL;
+}
+
+/* The buckets of the pair's kinds, all of them, in order, each where the one before ended. */
+static const char *instances_fault(const struct plan *plan, const struct pair_state *state,
+				   const struct segment *sums, struct plan_pair *total)
+{
+	uint32_t i = 0;
+
+	for (uint32_t b = 0; b < plan->bucket_count; b++) {
+		uint32_t kind = plan->buckets[b].kind;
+		if (kind >= plan->kind_count)
+			return "a bucket is of no kind";
+		uint32_t index = state->segments[kind];
+		if (index == 0)
+			continue;
+		const struct instance *instance = &state->instances[i];
+		if (index > plan->segments.count || i == state->instance_count ||
+		    instance->bucket != b || instance->segment != index - 1 ||
+		    plan_segment(plan, index - 1)->kind != kind)
+			return "its buckets aren't those of its kinds";
+		if (instance->op_base != total->data_op_count ||
+		    instance->ring_base != total->ring_count ||
+		    instance->counter_base != total->counter_count)
+			return "a bucket's numbers don't follow the bucket before";
+		const struct segment *sum = &sums[index - 1];
+		if (sum->counter_count > state->pair.counter_count - total->counter_count)
+			return "its ops don't add up";
+		const char *fault =
+			counters_fault(plan, plan_segment(plan, index - 1), sum, instance,
+				       state->pair.counters + total->counter_count);
+		if (fault != NULL)
+			return fault;
+		total->data_op_count += sum->op_count;
+		total->ring_count += sum->ring_count;
+		total->counter_count += sum->counter_count;
+		total->bytes += sum->bytes;
+		i++;
+	}
+	return i == state->instance_count ? NULL : "it has buckets that aren't its kinds'";
+}
+
+/* A forward is a plain write. */
+static bool forwards_plainly(const struct plan *plan, const struct segment *segment)
+{
+	const struct stored_copy *copies =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+
+	for (uint32_t i = 0; i < segment->copy_count; i++)
+		if (copies[i].ring >= 0 || copies[i].gather)
+			return false;
+	return true;
+}
+
+static void tell_pair(struct checking *checking, const struct plan_pair *pair, const char *fault)
+{
+	char sender[96], receiver[96];
+
+	plan_member_name(checking->plan, pair->sender, sender, sizeof(sender));
+	plan_member_name(checking->plan, pair->receiver, receiver, sizeof(receiver));
+	findings_add(checking->findings, "numbers", sender, "the pair %s to %s: %s", sender,
+		     receiver, fault);
+}
+
+int check_numbers(struct checking *checking)
+{
+	const struct plan *plan = checking->plan;
+	uint32_t found = checking->findings->count;
+	struct segment *sums = mem_alloc(plan->segments.count * sizeof(*sums));
+
+	if (sums == NULL)
+		return plan_no_memory(checking->err);
+	for (uint32_t i = 0; i < plan->segments.count; i++) {
+		const char *fault = segment_fault(plan, plan_segment(plan, i), &sums[i]);
+		if (fault != NULL)
+			findings_add(checking->findings, "numbers", "plan",
+				     "segment %" PRIu32 ": %s", i, fault);
+	}
+	for (uint32_t i = 0; checking->findings->count == found && i < plan->pairs.count; i++) {
+		const struct pair_state *state = plan_pair_state(plan, i);
+		struct plan_pair total = {0};
+		const char *fault = instances_fault(plan, state, sums, &total);
+		if (fault == NULL)
+			fault = pair_fault(plan, state, &total);
+		for (uint32_t k = 0; fault == NULL && k < plan->kind_count; k++)
+			if (state->pair.sender >= plan->trainer_count && state->segments[k] != 0 &&
+			    !forwards_plainly(plan, plan_segment(plan, state->segments[k] - 1)))
+				fault = "a forward isn't a plain write";
+		if (fault != NULL)
+			tell_pair(checking, &state->pair, fault);
+	}
+	mem_free(sums);
+	/* What isn't where it says can't be followed. */
+	if (checking->findings->count > found)
+		return findings_fail(checking->findings, -EINVAL, checking->err);
+	return 0;
+}
+
+/* ---- Layers. */
+
+static bool same_experts(const struct peer *peer, const struct param *a, const struct param *b)
+{
+	const int32_t *x, *y;
+	uint32_t count = manifest_experts(peer->manifest, a->rule, peer->rank, a->layer, &x);
+
+	if (a->slot != b->slot || a->expert != b->expert ||
+	    manifest_experts(peer->manifest, b->rule, peer->rank, b->layer, &y) != count)
+		return false;
+	return x == y || memcmp(x, y, count * sizeof(*x)) == 0;
+}
+
+/* Whether all tensors of the form are of their param's own layer. */
+static bool own_layer(const struct peer *peer, const struct form *form)
+{
+	for (uint32_t i = 0; i < form->piece_count; i++)
+		if (manifest_tensor(peer->manifest, form->pieces[i].tensor)->layer_lo < 0)
+			return false;
+	return true;
+}
+
+/* Where a param of the kind is in one of its buckets, or NONE if that isn't the same there. */
+static uint32_t moved(const struct plan *plan, enum side side, const struct peer *peer,
+		      uint32_t param, const struct bucket_kind *kind, int32_t layer)
+{
+	const struct param *here = &peer->params[param];
+
+	if (layer == kind->layer)
+		return param;
+	if (layer < 0 || layer >= plan->layer_count || kind->layer < 0 ||
+	    here->layer != kind->layer)
+		return NONE;
+	uint32_t to =
+		layers_move(plan, side, here->rule, peer->each[param], param, kind->layer, layer);
+	if (to >= peer->count)
+		return NONE;
+	const struct param *there = &peer->params[to];
+	bool same = there->layer == layer && there->rule == here->rule &&
+		    there->form == here->form && there->dtype == here->dtype &&
+		    own_layer(peer, here->form) && same_experts(peer, here, there);
+	return same ? to : NONE;
+}
+
+static void tell_param(struct checking *checking, const struct peer *peer, uint32_t param,
+		       const char *text)
+{
+	const char *name = check_param_name(checking, peer, param);
+
+	findings_add(checking->findings, "layers", name, "'%s' at rank %" PRIu32 " %s", name,
+		     peer->rank, text);
+}
+
+/* Each param that a kind touches must be the same in all of the kind's buckets; owners counts
+ * how many buckets reach a param. */
+static void check_moves(struct checking *checking, enum side side, const struct peer *peer,
+			uint8_t *owners, const uint32_t *first)
+{
+	const struct plan *plan = checking->plan;
+
+	for (uint32_t p = 0; p < peer->count; p++) {
+		if (peer->kind[p] == 0)
+			continue;
+		uint32_t k = peer->kind[p] - 1;
+		const struct bucket_kind *kind = &plan->kinds[k];
+		for (uint32_t b = first[k]; b < plan->bucket_count; b++) {
+			if (plan->buckets[b].kind != k)
+				continue;
+			uint32_t to = moved(plan, side, peer, p, kind, plan->buckets[b].layer);
+			if (to == NONE) {
+				tell_param(checking, peer, p,
+					   "isn't the same in all layers that are planned as one");
+				return;
+			}
+			owners[to] = (uint8_t)MIN(owners[to] + 1, 2);
+		}
+	}
+}
+
+static bool complete(const struct plan *plan, enum side side, uint32_t rank)
+{
+	uint32_t own;
+
+	if (side == SIDE_TRAINER)
+		return false;
+	if (plan->self == PLAN_ALL)
+		return true;
+	return check_side(plan, plan->self, &own) == side && own == rank;
+}
+
+static int check_rank(struct checking *checking, enum side side, const struct peer *peer,
+		      const uint32_t *first)
+{
+	uint8_t *owners = mem_alloc(peer->count);
+
+	if (owners == NULL)
+		return plan_no_memory(checking->err);
+	check_moves(checking, side, peer, owners, first);
+	for (uint32_t p = 0; p < peer->count; p++) {
+		bool needed = complete(checking->plan, side, peer->rank) &&
+			      peer->params[p].form->covered_count > 0;
+		if (owners[p] == 1 || (owners[p] == 0 && !needed))
+			continue;
+		tell_param(checking, peer, p,
+			   owners[p] == 0 ? "gets nothing" : "is reached by two buckets");
+		break;
+	}
+	mem_free(owners);
+	return 0;
+}
+
+int check_loops(struct checking *checking)
+{
+	const struct plan *plan = checking->plan;
+	uint32_t *first = arena_array(&checking->arena, plan->kind_count, sizeof(*first));
+	int rc = 0;
+
+	if (first == NULL)
+		return plan_no_memory(checking->err);
+	for (uint32_t b = plan->bucket_count; b > 0; b--)
+		first[plan->buckets[b - 1].kind] = b - 1;
+	for (int s = 0; s < 2; s++) {
+		uint32_t ranks = s == SIDE_TRAINER ? plan->trainer_count : plan->rollout_count;
+		for (uint32_t r = 0; rc == 0 && r < ranks; r++)
+			if (checking->peers[s][r].known)
+				rc = check_rank(checking, (enum side)s, &checking->peers[s][r],
+						first);
+	}
+	return rc;
+}
