@@ -15,18 +15,17 @@
 
 int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
-	rollout->ring_region = UINT32_MAX;
-	for (uint32_t i = 0; i < rollout->params.count; i++)
-		rollout->targets[i] = rollout->memories[i];
-	if (rollout->inplace || rollout->params.arena_bytes == 0)
+	for (uint32_t i = 0; i < rollout->own.params.count; i++)
+		rollout->own.targets[i] = rollout->own.memories[i];
+	if (rollout->inplace || rollout->own.params.arena_bytes == 0)
 		return 0;
-	int rc = ws_memory_alloc(&rollout->spare, rollout->params.arena_bytes, err);
+	int rc = ws_memory_alloc(&rollout->spare, rollout->own.params.arena_bytes, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "%s's spare memory for %llu bytes of weights",
-				  rollout->name, (unsigned long long)rollout->params.bytes);
-	for (uint32_t i = 0; i < rollout->params.count; i++) {
-		const struct param *param = &rollout->params.params[i];
-		rollout->targets[i] = (struct ws_memory){
+				  rollout->name, (unsigned long long)rollout->own.params.bytes);
+	for (uint32_t i = 0; i < rollout->own.params.count; i++) {
+		const struct param *param = &rollout->own.params.params[i];
+		rollout->own.targets[i] = (struct ws_memory){
 			.base = (uint8_t *)rollout->spare.base + param->arena_offset,
 			.bytes = param->bytes,
 		};
@@ -37,17 +36,28 @@ int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 int landing_register(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint32_t region;
+	int rc;
 
+	rollout->landing_registered = true;
 	if (rollout->spare.bytes == 0)
-		return memories_add(rollout->engine, rollout->targets, rollout->params.count,
-				    rollout->places, err);
-	int rc = engine_region_add(rollout->engine, &rollout->spare, &region, err);
-	for (uint32_t i = 0; rc == 0 && i < rollout->params.count; i++)
-		rollout->places[i] = (struct memory_place){
+		return memories_add(rollout->engine, rollout->own.targets,
+				    rollout->own.params.count, rollout->own.places, err);
+	rc = engine_region_add(rollout->engine, &rollout->spare, &region, err);
+	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++)
+		rollout->own.places[i] = (struct memory_place){
 			.region = region,
-			.offset = rollout->params.params[i].arena_offset,
+			.offset = rollout->own.params.params[i].arena_offset,
 		};
 	return rc;
+}
+
+void landing_drop(struct ws_rollout *rollout, const struct description *before)
+{
+	for (uint32_t i = 0; rollout->landing_registered && i < before->params.count; i++)
+		if (before->params.params[i].bytes > 0)
+			engine_region_drop(rollout->engine, before->places[i].region);
+	rollout->landing_registered = false;
+	ws_memory_free(&rollout->spare);
 }
 
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
@@ -78,10 +88,10 @@ void landing_copy_out(struct ws_rollout *rollout)
 {
 	if (rollout->inplace)
 		return;
-	for (uint32_t i = 0; i < rollout->params.count; i++)
-		if (rollout->memories[i].bytes > 0)
-			memcpy(rollout->memories[i].base, rollout->targets[i].base,
-			       rollout->memories[i].bytes);
+	for (uint32_t i = 0; i < rollout->own.params.count; i++)
+		if (rollout->own.memories[i].bytes > 0)
+			memcpy(rollout->own.memories[i].base, rollout->own.targets[i].base,
+			       rollout->own.memories[i].bytes);
 }
 
 /* ---------------------------------------------------------------- place rows */
@@ -115,13 +125,13 @@ int place_rows(const struct ws_rollout *rollout, const uint64_t *needs, struct a
 {
 	uint32_t room = 0, count = 0;
 
-	for (uint32_t i = 0; i < rollout->params.count; i++)
+	for (uint32_t i = 0; i < rollout->own.params.count; i++)
 		room += needs_has(needs, i) ? 1 : 0;
 	struct place_row *rows = arena_array(arena, room, sizeof(*rows));
 	if (rows == NULL)
 		return -ENOMEM;
-	for (uint32_t i = 0; i < rollout->params.count; i++) {
-		const struct memory_place *place = &rollout->places[i];
+	for (uint32_t i = 0; i < rollout->own.params.count; i++) {
+		const struct memory_place *place = &rollout->own.places[i];
 		if (!needs_has(needs, i) || (count > 0 && row_takes(&rows[count - 1], i, place)))
 			continue;
 		rows[count++] = (struct place_row){
@@ -227,15 +237,17 @@ int padding_zero(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint64_t *bits = NULL;
 
-	for (uint32_t i = 0; i < rollout->params.count; i++) {
-		const struct param *param = &rollout->params.params[i];
+	for (uint32_t i = 0; i < rollout->own.params.count; i++) {
+		const struct param *param = &rollout->own.params.params[i];
 		if (param->bytes == 0 || param->form->covered_count == param->form->element_count)
 			continue;
 		if (bits == NULL)
 			bits = mem_alloc(WINDOW_ELEMENTS / 8);
 		if (bits == NULL)
 			return ws_fail(err, -ENOMEM, "no memory to look for padding");
-		param_padding_zero(param, &rollout->memories[i], bits);
+		param_padding_zero(param, &rollout->own.memories[i], bits);
+		if (rollout->spare.bytes > 0)
+			param_padding_zero(param, &rollout->own.targets[i], bits);
 	}
 	mem_free(bits);
 	return 0;

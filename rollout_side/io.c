@@ -80,6 +80,7 @@ static void arm(struct ws_rollout *rollout)
 			 ? ws_fail(&err, -ESTALE, "isn't wired for attempt %llu",
 				   (unsigned long long)rollout->version.attempt)
 			 : engine_arm(rollout->engine, rollout->version.attempt, &err);
+	rollout->wire.written = rollout->wire.written || rc == 0;
 	version_armed(&rollout->version, rc, &err, &actions);
 	actions_apply(rollout, &actions);
 }
@@ -205,6 +206,18 @@ static void word_take(struct ws_rollout *rollout, const struct member_event *eve
 	actions_apply(rollout, &actions);
 }
 
+/* The drop that a caller waits for: it has the side to itself once this thread has ended. */
+static bool describe_grant(struct ws_rollout *rollout)
+{
+	int asked = DESCRIBE_ASKED;
+
+	if (!version_is_calm(&rollout->version) ||
+	    !atomic_compare_exchange_strong(&rollout->describe, &asked, DESCRIBE_GRANTED))
+		return false;
+	fd_wake(rollout->step_fd);
+	return true;
+}
+
 static void member_event_take(struct ws_rollout *rollout, const struct member_event *event)
 {
 	struct version_actions actions = {0};
@@ -229,6 +242,8 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 		word_take(rollout, event);
 		break;
 	case MEMBER_DROPPED:
+		if (describe_grant(rollout))
+			break;
 		version_dropped(&rollout->version, &event->error, &actions);
 		actions_apply(rollout, &actions);
 		break;
@@ -419,6 +434,24 @@ static void verified_turn(struct ws_rollout *rollout)
 	member_say_verified(rollout->member, version, bytes, different);
 }
 
+/* Between two updates the hub is asked; while old peers are being closed that is waited for. */
+static void describe_turn(struct ws_rollout *rollout)
+{
+	bool wants = atomic_load(&rollout->describe) == DESCRIBE_ASKED;
+	int asked = DESCRIBE_ASKED;
+
+	if (wants && !version_is_calm(&rollout->version)) {
+		wants = false;
+		if (atomic_compare_exchange_strong(&rollout->describe, &asked, DESCRIBE_BUSY))
+			fd_wake(rollout->step_fd);
+	}
+	wants = wants && rollout->wire.state != WIRE_FENCING;
+	if (wants == rollout->describe_said || rollout->is_over)
+		return;
+	rollout->describe_said = wants;
+	member_say_describe(rollout->member, wants);
+}
+
 static void wait_turn(struct ws_rollout *rollout)
 {
 	int fds[NICS_MAX + 2], count = 0;
@@ -440,7 +473,7 @@ void *rollout_io_main(void *arg)
 {
 	struct ws_rollout *rollout = arg;
 
-	/* An event loop: it ends when close says stop. */
+	/* An event loop: it ends when close says stop, or the caller describes again. */
 	while (!atomic_load(&rollout->stop)) {
 		/* What a check found goes out before the state that ends it. */
 		verified_turn(rollout);
@@ -448,6 +481,9 @@ void *rollout_io_main(void *arg)
 		member_turn(rollout);
 		engine_turn(rollout);
 		rollout_wire_step(rollout);
+		describe_turn(rollout);
+		if (atomic_load(&rollout->describe) == DESCRIBE_GRANTED)
+			return NULL;
 		if (clock_ns() - rollout->said_ns >= SAY_NS)
 			state_say(rollout);
 		wait_turn(rollout);

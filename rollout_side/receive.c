@@ -29,7 +29,7 @@ int receive_lay_out(struct ws_rollout *rollout, struct ws_error *err)
 		pair->op_id_base = (uint32_t)ops;
 		pair->receive_base = (uint32_t)receives;
 		pair->ring_offset = ring;
-		pair->needs = arena_array(&wire->arena, rollout->params.count / 64 + 1,
+		pair->needs = arena_array(&wire->arena, rollout->own.params.count / 64 + 1,
 					  sizeof(*pair->needs));
 		if (pair->needs == NULL)
 			return ws_fail(err, -ENOMEM, "no memory for %u pairs", wire->pair_count);
@@ -71,7 +71,7 @@ static uint8_t *landing_of(const struct ws_rollout *rollout, const struct pair *
 	const struct plan *plan = rollout->source.plan;
 
 	if (copy->ring < 0)
-		return (uint8_t *)rollout->targets[copy->parts[0].dst_param].base +
+		return (uint8_t *)rollout->own.targets[copy->parts[0].dst_param].base +
 		       copy->parts[0].dst_offset;
 	uint64_t slot = (uint64_t)copy->ring % plan_slot_count(plan);
 	return (uint8_t *)rollout->ring.base + pair->ring_offset + slot * plan_slot_bytes(plan);
@@ -91,7 +91,8 @@ static int scatter_make(struct builder *builder, const struct plan_copy *copy, c
 		struct move *move = &moves[i];
 		int64_t stride = (int64_t)ws_dtype_bytes(part->to);
 		move->src = slot + part->wire_offset;
-		move->dst = (uint8_t *)rollout->targets[part->dst_param].base + part->dst_offset;
+		move->dst =
+			(uint8_t *)rollout->own.targets[part->dst_param].base + part->dst_offset;
 		move->dim_count = part->dim_count;
 		move->from = part->to;
 		move->to = part->to;

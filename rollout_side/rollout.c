@@ -29,33 +29,6 @@ static int options_check(const struct ws_rollout_options *options, struct ws_err
 	return 0;
 }
 
-/* My params, from my own manifest. */
-static int params_make(struct ws_rollout *rollout, struct ws_error *err)
-{
-	struct plan_source *source = &rollout->source;
-
-	int rc = plan_source_take(source, SIDE_ROLLOUT, rollout->manifest, rollout->manifest_bytes,
-				  err);
-	if (rc != 0)
-		return rc;
-	if (manifest_world(source->manifest[SIDE_ROLLOUT]) != rollout->world)
-		return ws_fail(err, -EINVAL, "the manifest is for replicas of %u ranks, not of %u",
-			       manifest_world(source->manifest[SIDE_ROLLOUT]), rollout->world);
-	rc = manifest_params(source->manifest[SIDE_ROLLOUT], rollout->rank, &rollout->arena,
-			     &rollout->params, err);
-	if (rc != 0)
-		return rc;
-	uint32_t count = rollout->params.count;
-	rollout->memories = arena_array(&rollout->arena, count, sizeof(*rollout->memories));
-	rollout->targets = arena_array(&rollout->arena, count, sizeof(*rollout->targets));
-	rollout->places = arena_array(&rollout->arena, count, sizeof(*rollout->places));
-	rollout->added = arena_array(&rollout->arena, count, sizeof(*rollout->added));
-	if (rollout->memories == NULL || rollout->targets == NULL || rollout->places == NULL ||
-	    rollout->added == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %u params", count);
-	return 0;
-}
-
 static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_options *options,
 		      struct ws_error *err)
 {
@@ -67,17 +40,15 @@ static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_option
 	snprintf(rollout->name, sizeof(rollout->name), "rollout %u.%u", options->replica,
 		 options->rank);
 	version_init(&rollout->version, rollout->inplace);
-	rollout->manifest_bytes = options->manifest_bytes;
-	rollout->manifest = mem_alloc(options->manifest_bytes + 1);
 	rollout->hub_text = mem_copy_text(options->hub);
 	rollout->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	rollout->step_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (rollout->manifest == NULL || rollout->hub_text == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for a rollout's manifest");
+	if (rollout->hub_text == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a rollout");
 	if (rollout->wake_fd < 0 || rollout->step_fd < 0)
 		return ws_fail(err, -ENOSPC, "no eventfd for a rollout: %s", strerror(errno));
-	memcpy(rollout->manifest, options->manifest, options->manifest_bytes);
-	int rc = params_make(rollout, err);
+	int rc = description_make(&rollout->own, &rollout->source, options->manifest,
+				  options->manifest_bytes, options->rank, options->world, err);
 	if (rc == 0)
 		rc = run_key_read(&rollout->key, options->key_file, err);
 	if (rc == 0)
@@ -98,6 +69,7 @@ int ws_rollout_open(struct ws_rollout **rollout_out, const struct ws_rollout_opt
 		return ws_fail(err, -ENOMEM, "no memory for a rollout");
 	rollout->wake_fd = -1;
 	rollout->step_fd = -1;
+	rollout->ring_region = UINT32_MAX;
 	rollout->whole = true;
 	if (hooks != NULL)
 		rollout->hooks = *hooks;
@@ -119,20 +91,22 @@ void ws_rollout_close(struct ws_rollout *rollout)
 		atomic_store(&rollout->stop, true);
 		fd_wake(rollout->wake_fd);
 		pthread_join(rollout->thread, NULL);
+	} else if (rollout->describing) {
+		rollout_wire_close(rollout, clock_ns());
 	}
 	member_close(rollout->member);
 	engine_close(rollout->engine);
 	rollout_wire_release(rollout);
 	landing_close(rollout);
 	plan_source_release(&rollout->source);
-	arena_release(&rollout->arena);
+	description_release(&rollout->own);
+	description_release(&rollout->before);
 	run_key_wipe(&rollout->key);
 	if (rollout->wake_fd >= 0)
 		close(rollout->wake_fd);
 	if (rollout->step_fd >= 0)
 		close(rollout->step_fd);
 	mem_free(rollout->hub_text);
-	mem_free(rollout->manifest);
 	mem_free(rollout);
 }
 
@@ -140,15 +114,15 @@ void ws_rollout_close(struct ws_rollout *rollout)
 
 uint32_t ws_rollout_param_count(const struct ws_rollout *rollout)
 {
-	return rollout->params.count;
+	return rollout->own.params.count;
 }
 
 int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
 		     enum ws_dtype *dtype_out, uint64_t *bytes_out)
 {
-	if (index >= rollout->params.count)
+	if (index >= rollout->own.params.count)
 		return -EINVAL;
-	const struct param *param = &rollout->params.params[index];
+	const struct param *param = &rollout->own.params.params[index];
 	*name_out = param->name;
 	*dtype_out = param->dtype;
 	*bytes_out = param->bytes;
@@ -158,25 +132,30 @@ int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const cha
 int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct ws_memory *memory,
 		   struct ws_error *err)
 {
-	int64_t index = rank_params_find(&rollout->params, param);
+	int64_t index = rank_params_find(&rollout->own.params, param);
 
 	if (rollout->thread_started)
-		return ws_fail(err, -EINVAL, "buffers are added before start");
+		return ws_fail(err, -EINVAL,
+			       "buffers are added before start, or while describing again");
 	if (index < 0)
 		return ws_fail(err, -EINVAL, "%s has no param '%s' (it has %u, the first is '%s')",
-			       rollout->name, param, rollout->params.count,
-			       rollout->params.count > 0 ? rollout->params.params[0].name : "");
-	if (rollout->added[index])
+			       rollout->name, param, rollout->own.params.count,
+			       rollout->own.params.count > 0 ? rollout->own.params.params[0].name
+							     : "");
+	if (rollout->own.added[index])
 		return ws_fail(err, -EINVAL, "param '%s' was added already", param);
-	if (memory->bytes != rollout->params.params[index].bytes)
+	if (memory->bytes != rollout->own.params.params[index].bytes)
 		return ws_fail(err, -EINVAL, "param '%s' has %llu bytes on %s, not %llu", param,
-			       (unsigned long long)rollout->params.params[index].bytes,
+			       (unsigned long long)rollout->own.params.params[index].bytes,
 			       rollout->name, (unsigned long long)memory->bytes);
 	if (memory->place != WS_HOST)
 		return ws_fail(err, -ENOTSUP, "param '%s' lies on a GPU; CUDA isn't built in",
 			       param);
-	rollout->memories[index] = *memory;
-	rollout->added[index] = true;
+	/* In place it is registered: elsewhere, and all is registered anew. */
+	if (rollout->inplace && rollout->own.memories[index].base != memory->base)
+		rollout->landing_kept = false;
+	rollout->own.memories[index] = *memory;
+	rollout->own.added[index] = true;
 	return 0;
 }
 
@@ -198,8 +177,8 @@ static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct
 		.nic_count = rollout->devices.count,
 		.mbps = rollout->devices.mbps,
 		.inplace = rollout->inplace,
-		.manifest = rollout->manifest,
-		.manifest_bytes = (uint32_t)rollout->manifest_bytes,
+		.manifest = rollout->own.manifest,
+		.manifest_bytes = (uint32_t)rollout->own.manifest_bytes,
 		.manifest_digest = manifest_digest(rollout->source.manifest[SIDE_ROLLOUT]),
 		.join_ms = deadline_ms,
 	};
@@ -232,26 +211,35 @@ static int wait_wired(struct ws_rollout *rollout, uint64_t until_ns, struct ws_e
 	return 0;
 }
 
-int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
+int io_start(struct ws_rollout *rollout, struct ws_error *err)
 {
-	if (rollout->thread_started)
-		return ws_fail(err, -EINVAL, "%s was started already", rollout->name);
-	for (uint32_t i = 0; i < rollout->params.count; i++)
-		if (!rollout->added[i] && rollout->params.params[i].bytes > 0)
-			return ws_fail(err, -EINVAL, "param '%s' of %s was never added",
-				       rollout->params.params[i].name, rollout->name);
-	int rc = padding_zero(rollout, err);
-	if (rc == 0 && rollout->spare.bytes == 0)
-		rc = landing_open(rollout, err);
-	if (rc == 0 && rollout->member == NULL)
-		rc = member_start(rollout, deadline_ms, err);
-	if (rc != 0)
-		return rc;
+	atomic_store(&rollout->describe, DESCRIBE_NONE);
+	rollout->describe_said = false;
 	atomic_store(&rollout->last_step_ns, clock_ns());
-	rc = pthread_create(&rollout->thread, NULL, rollout_io_main, rollout);
+	int rc = pthread_create(&rollout->thread, NULL, rollout_io_main, rollout);
 	if (rc != 0)
 		return ws_fail(err, -ENOSPC, "no thread for the I/O of %s: %s", rollout->name,
 			       strerror(rc));
 	rollout->thread_started = true;
+	return 0;
+}
+
+int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
+{
+	if (rollout->thread_started)
+		return ws_fail(err, -EINVAL, "%s was started already", rollout->name);
+	if (rollout->describing)
+		return ws_fail(err, -EINVAL, "%s is describing again: end that", rollout->name);
+	int rc = description_complete(rollout, err);
+	if (rc == 0)
+		rc = padding_zero(rollout, err);
+	if (rc == 0 && rollout->spare.bytes == 0)
+		rc = landing_open(rollout, err);
+	if (rc == 0 && rollout->member == NULL)
+		rc = member_start(rollout, deadline_ms, err);
+	if (rc == 0)
+		rc = io_start(rollout, err);
+	if (rc != 0)
+		return rc;
 	return wait_wired(rollout, deadline_in_ms(deadline_ms), err);
 }

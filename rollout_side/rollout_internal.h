@@ -3,6 +3,7 @@
  * What the files of rollout_side share.
  *
  *   rollout.c  open, add, start, close, and what callers may ask
+ *   describe.c the same again with another manifest, while the side lives
  *   step.c     the caller's step: runs the hook that the I/O thread has handed over
  *   io.c       the I/O thread's loop: hub, engine and hooks -> version.c -> what is to be done
  *   wire.c     roster -> plan -> fence -> answers to pair requests -> program (I/O thread)
@@ -69,6 +70,7 @@ struct wire {
 	enum wire_state state;
 	uint64_t generation;
 	bool engine_made;
+	bool written;		 /* some attempt was armed: writes of an aborted one may come */
 	bool quiet;		 /* every trainer has closed what it wrote to me with */
 	uint64_t fence_until_ns; /* peers that can't be heard are given up then */
 	bool given_up;
@@ -101,11 +103,26 @@ struct hook_slot {
 	uint64_t copy_ns, reload_ns, param_digest; /* HOOK_RELOAD */
 };
 
+/* ---------------------------------------------------------------- describe.c */
+
+/* What a manifest makes of this rank: constant while the I/O thread runs. */
+struct description {
+	char *manifest; /* owned copy of my side's text */
+	size_t manifest_bytes;
+	struct arena arena; /* all below */
+	struct rank_params params;
+	struct ws_memory *memories;  /* the engine's, by param; base NULL: not given */
+	struct ws_memory *targets;   /* where bytes land, by param */
+	struct memory_place *places; /* by param, of targets */
+	bool *added;		     /* by ws_rollout_add, since this manifest was given */
+};
+
+/* The caller asks to be let out of the run between two updates, the I/O thread answers. */
+enum describe_state { DESCRIBE_NONE = 0, DESCRIBE_ASKED, DESCRIBE_BUSY, DESCRIBE_GRANTED };
+
 struct ws_rollout {
 	/* constant after start */
 	char *hub_text; /* owned */
-	char *manifest; /* owned copy of my side's text */
-	size_t manifest_bytes;
 	struct run_key key;
 	uint32_t replica, rank, world;
 	bool inplace, want_digest;
@@ -113,16 +130,13 @@ struct ws_rollout {
 	struct devices devices;
 	struct ws_rollout_hooks hooks;
 	void *hook_arg;
-	struct arena arena; /* params */
-	struct rank_params params;
-	struct ws_memory *memories; /* the engine's, by param; in the arena */
-	struct ws_memory *targets;  /* where bytes land, by param; in the arena */
-	bool *added;
+	struct description own;
 	struct ws_memory spare; /* owned; double */
 
 	/* shared */
 	struct hook_slot slot;
 	_Atomic bool stop, poisoned, hub_lost, wired_once, over_set;
+	_Atomic int describe; /* enum describe_state */
 	_Atomic uint64_t last_step_ns, live_version;
 	struct ws_error over;		  /* published by over_set */
 	struct ws_error hub_why;	  /* of hub_lost; written before it */
@@ -132,7 +146,10 @@ struct ws_rollout {
 	int step_fd; /* owned eventfd: step has something to do */
 
 	/* caller */
-	bool serving, whole; /* whole: no update is writing the engine's memory */
+	bool serving, whole;	   /* whole: no update is writing the engine's memory */
+	bool describing;	   /* between ws_rollout_describe and its end: no I/O thread */
+	bool landing_kept;	   /* describing: all lies where it did before */
+	struct description before; /* describing: what is registered */
 	struct ws_rollout_report last;
 
 	/* I/O thread */
@@ -141,17 +158,27 @@ struct ws_rollout {
 	struct member *member;
 	struct engine *engine;
 	struct plan_source source;
-	struct memory_place *places; /* by param, of targets; in the arena */
-	struct ws_memory ring;	     /* owned */
-	uint32_t ring_region;	     /* UINT32_MAX: none */
+	struct ws_memory ring; /* owned */
+	uint32_t ring_region;  /* UINT32_MAX: none */
+	bool landing_registered;
 	struct wire wire;
 	struct version version;
 	bool is_over;
+	bool describe_said; /* to the hub */
 	uint32_t verified_seen;
 	uint64_t said_ns;
 	uint64_t begin_ns, ready_ns, landed_ns, pause_ns; /* of the attempt */
 	uint64_t copy_ns, reload_ns, param_digest;
 };
+
+/* rollout.c */
+int io_start(struct ws_rollout *rollout, struct ws_error *err);
+
+/* describe.c */
+int description_make(struct description *out, struct plan_source *source, const char *manifest,
+		     size_t bytes, uint32_t rank, uint32_t world, struct ws_error *err);
+void description_release(struct description *description);
+int description_complete(const struct ws_rollout *rollout, struct ws_error *err);
 
 /* io.c */
 void *rollout_io_main(void *arg);
@@ -165,6 +192,9 @@ void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation);
 void rollout_wire_request(struct ws_rollout *rollout, const struct member_event *event);
 void rollout_wire_step(struct ws_rollout *rollout);
 void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns);
+/* Forgets the pairs; who wrote to me is fenced by the next wiring, or now if something may still
+ * be under way. */
+int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err);
 void rollout_wire_release(struct ws_rollout *rollout);
 const char *rollout_wire_member_name(const struct ws_rollout *rollout, uint32_t member,
 				     char *text_out);
@@ -173,8 +203,10 @@ const struct pair *rollout_wire_pair_of_receive(const struct ws_rollout *rollout
 
 /* arena.c */
 int landing_open(struct ws_rollout *rollout, struct ws_error *err);	/* spare memory, targets */
-int landing_register(struct ws_rollout *rollout, struct ws_error *err); /* with a new engine */
-int ring_fit(struct ws_rollout *rollout, struct ws_error *err);		/* wire.ring_bytes */
+int landing_register(struct ws_rollout *rollout, struct ws_error *err); /* with the engine */
+/* Params of before lie no more where they did; what lands there belongs to `before`. */
+void landing_drop(struct ws_rollout *rollout, const struct description *before);
+int ring_fit(struct ws_rollout *rollout, struct ws_error *err); /* wire.ring_bytes */
 void landing_close(struct ws_rollout *rollout);
 /* Zeroes what no canonical tensor covers in the engine's memory. */
 int padding_zero(struct ws_rollout *rollout, struct ws_error *err);

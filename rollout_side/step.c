@@ -136,6 +136,8 @@ int ws_rollout_step(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint64_t dropped;
 
+	if (rollout->describing)
+		return 0;
 	if (!rollout->thread_started)
 		return ws_fail(err, -EINVAL, "%s hasn't been started", rollout->name);
 	atomic_store_explicit(&rollout->last_step_ns, clock_ns(), memory_order_relaxed);

@@ -396,3 +396,20 @@ void version_dropped(struct version *version, const struct ws_error *why,
 	version->dropped_why = *why;
 	version_settle(version, out);
 }
+
+bool version_is_calm(const struct version *version)
+{
+	bool begins = version->word == WORD_BEGIN && version->word_attempt > version->attempt;
+
+	return (version->state == RANK_IDLE || version->state == RANK_RESUMED) &&
+	       version->hook == HOOK_NONE && !version->opening && !version->broken &&
+	       !version->dropped && !begins;
+}
+
+void version_describe(struct version *version)
+{
+	version->word = WORD_NONE;
+	version->state = RANK_IDLE;
+	version->live_version = 0;
+	version->written = false;
+}

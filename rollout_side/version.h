@@ -91,6 +91,10 @@ void version_stray(struct version *version, const struct ws_error *why,
 		   struct version_actions *out);
 void version_dropped(struct version *version, const struct ws_error *why,
 		     struct version_actions *out);
+/* Nothing of an update is open here, known or with the caller. */
+bool version_is_calm(const struct version *version);
+/* The rank, calm and dropped, comes back with other params: nobody knows what they hold. */
+void version_describe(struct version *version);
 
 const char *hook_name(enum hook hook);
 

@@ -10,7 +10,8 @@
 
 #include "rollout_side/rollout_internal.h"
 
-#define FENCE_NS UINT64_C(10000000000) /* then peers that don't answer are given up */
+#define FENCE_NS   UINT64_C(10000000000) /* then peers that don't answer are given up */
+#define GIVE_UP_NS UINT64_C(200000000)	 /* what that takes */
 
 /* The hub puts my name in front.  Inputs that can't be planned end the run; a wiring that fails
  * otherwise ends the first one, later ones go on without this member. */
@@ -359,9 +360,8 @@ static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 	engine_close(rollout->engine);
 	rollout->engine = NULL;
 	rollout->ring_region = UINT32_MAX;
+	rollout->landing_registered = false;
 	int rc = engine_open(&rollout->engine, &options, err);
-	if (rc == 0)
-		rc = landing_register(rollout, err);
 	rollout->wire.engine_made = rc == 0;
 	return rc;
 }
@@ -376,9 +376,12 @@ static int fence_done(struct ws_rollout *rollout, struct ws_error *err)
 		rc = engine_set_program(rollout->engine, &none, err);
 	arena_release(&wire->arena_before);
 	wire->old_count = 0;
+	wire->written = false;
 	wire->state = WIRE_PAIRING;
 	if (rc == 0 && !wire->engine_made)
 		rc = engine_make(rollout, err);
+	if (rc == 0 && !rollout->landing_registered)
+		rc = landing_register(rollout, err);
 	if (rc == 0)
 		rc = ring_fit(rollout, err);
 	for (uint32_t i = 0; rc == 0 && i < wire->pair_count; i++)
@@ -422,24 +425,61 @@ void rollout_wire_step(struct ws_rollout *rollout)
 
 /* ---------------------------------------------------------------- the end */
 
-void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
+/* Peers are given up at until_ns, the fence a little later; false: it isn't done. */
+static bool old_close(struct ws_rollout *rollout, uint64_t until_ns)
 {
 	struct engine_event dropped[16];
 	struct ws_error err;
 	bool closed;
+	int rc;
 
-	if (rollout->engine == NULL || old_keep(rollout, &err) != 0)
-		return;
-	engine_end(rollout->engine);
-	while (engine_fence(rollout->engine, &closed, &err) == -EAGAIN) {
+	while ((rc = engine_fence(rollout->engine, &closed, &err)) == -EAGAIN) {
 		uint64_t now = clock_ns();
-		if (now >= until_ns + 200000000u)
-			return;
+		if (now >= until_ns + GIVE_UP_NS)
+			return false;
 		if (now >= until_ns)
 			old_give_up(rollout);
 		(void)engine_step(rollout->engine, dropped, (int)ARRAY_SIZE(dropped));
 		engine_wait(rollout->engine, -1, -1, now + 5000000u);
 	}
+	if (rc == 0)
+		rollout->wire.old_count = 0;
+	return rc == 0;
+}
+
+void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
+{
+	struct ws_error err;
+
+	if (rollout->engine == NULL || old_keep(rollout, &err) != 0)
+		return;
+	engine_end(rollout->engine);
+	(void)old_close(rollout, until_ns);
+}
+
+int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err)
+{
+	struct wire *wire = &rollout->wire;
+	struct version_actions none = {0};
+	bool under_way = wire->written && rollout->version.state != RANK_RESUMED;
+
+	if (rollout->engine == NULL)
+		return 0;
+	int rc = old_keep(rollout, err);
+	if (rc != 0)
+		return rc;
+	version_wired(&rollout->version, false, &none);
+	engine_end(rollout->engine);
+	wire->pairs = NULL;
+	wire->pair_of_member = NULL;
+	wire->pair_count = 0;
+	wire->answered_count = 0;
+	wire->state = WIRE_NONE;
+	if (under_way && !old_close(rollout, clock_ns()))
+		return ws_fail(err, -EAGAIN,
+			       "writes of an update that was aborted may still come to %s",
+			       rollout->name);
+	return 0;
 }
 
 void rollout_wire_release(struct ws_rollout *rollout)

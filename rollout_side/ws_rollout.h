@@ -90,6 +90,39 @@ WS_API int ws_rollout_add(struct ws_rollout *rollout, const char *param,
 WS_API int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err);
 
 /*
+ * Describing again: the engine is to move experts between its ranks, or params appear, vanish or
+ * change form.
+ *
+ *	ws_rollout_describe(r, json, bytes, deadline_ms, &err);   no update comes from here on
+ *	the engine moves its experts; ws_rollout_add what is new or lies elsewhere now
+ *	ws_rollout_describe_end(r, &err);                         back in the run
+ *
+ * describe takes the manifest's text (copied), once no update is open: it blocks for one answer of
+ * the hub, and while an update is still open in another replica, deadline_ms at most.  Then
+ * ws_rollout_param lists the new params.  One with the name and size that it had keeps its memory
+ * unless it is added again; the others must be added.  Between the two calls weightsync touches
+ * no memory and runs no hook (step returns 0); what vanished may be freed once describe_end has
+ * returned.  Padding is zeroed as at start, and double's spare memory is laid out anew where
+ * sizes changed.  describe may be called again before the end.
+ *
+ * describe_end returns at once; the hub takes the replica back when all its ranks have described
+ * the same, and begins no attempt before all replicas of the run have the same manifest, for its
+ * phase_ms at most: then those that most have go on, and the others wait outside until they have
+ * described it too.  What goes wrong there step says: -ESTALE for a rank that described otherwise
+ * than its peers.
+ *
+ * From describe on, ws_rollout_version is 0 and ws_rollout_serving false until a version is live
+ * in the new params: weightsync can't know what they hold.  An engine that moved them itself,
+ * whole, serves them on its own word.
+ *
+ * describe: -EBUSY during an update here (go on stepping, ask again); -ETIMEDOUT; -EINVAL for a
+ * manifest that can't be, or that the trainers' weights don't cover: then nothing has changed.
+ */
+WS_API int ws_rollout_describe(struct ws_rollout *rollout, const char *manifest, size_t bytes,
+			       uint32_t deadline_ms, struct ws_error *err);
+WS_API int ws_rollout_describe_end(struct ws_rollout *rollout, struct ws_error *err);
+
+/*
  * Runs what is due: hooks, the copy after commit.  Called from the engine's loop, at least every
  * few seconds; cheap when nothing is due.  0; or the error that ended or endangers this side:
  * -ECONNRESET the hub is gone ("in doubt": keep calling, it may come back; whether the weights

@@ -9,31 +9,31 @@
 
 #include "tests/progress_world.h"
 
-static uint64_t draw(struct model *model)
+uint64_t model_draw(struct model *model)
 {
 	model->random += 0x9e3779b97f4a7c15u;
 	return mix64(model->random);
 }
 
-static bool chance(struct model *model, uint32_t in_1000)
+bool model_chance(struct model *model, uint32_t in_1000)
 {
-	return draw(model) % 1000 < in_1000;
+	return model_draw(model) % 1000 < in_1000;
 }
 
-static void broke(struct model *model, const char *what)
+void model_broke(struct model *model, const char *what)
 {
 	if (model->broken[0] == '\0')
 		snprintf(model->broken, sizeof(model->broken), "%s", what);
 }
 
-static bool is_down(const struct model *model, const struct process *process)
+bool process_is_down(const struct model *model, const struct process *process)
 {
 	return process->back_ns > model->now_ns;
 }
 
 static bool acts(const struct model *model, const struct process *process)
 {
-	return !is_down(model, process) && process->frozen_ns <= model->now_ns;
+	return !process_is_down(model, process) && process->frozen_ns <= model->now_ns;
 }
 
 static struct process *rank_of(struct model *model, uint32_t replica, uint32_t rank)
@@ -52,9 +52,9 @@ static void served_check(struct model *model)
 				continue;
 			for (uint32_t t = 0; t < TRAINERS; t++)
 				if (p->current == 0 || p->live[t] != p->current)
-					broke(model, "S1: served memory is torn");
+					model_broke(model, "S1: served memory is torn");
 			if (first != NULL && first->current != p->current)
-				broke(model, "S2: two versions are served in one replica");
+				model_broke(model, "S2: two versions are served in one replica");
 			first = p;
 		}
 	}
@@ -69,7 +69,8 @@ static void agreement_check(struct model *model)
 				if (rank_of(model, k, i)->committed != 0 &&
 				    rank_of(model, k, i)->committed ==
 					    rank_of(model, k, j)->aborted)
-					broke(model, "S6: one rank committed what another aborted");
+					model_broke(model,
+						    "S6: one rank committed what another aborted");
 }
 
 /* What an aborted or dropped rank does with its memory (DROP_RULE 1). */
@@ -99,6 +100,8 @@ static void rank_begin(struct model *model, struct process *p, const struct beat
 	} else {
 		give_up(model, p);
 	}
+	if (p->map != p->roster_map)
+		model_broke(model, "M1: written by another manifest than it has");
 	p->up.attempt = p->begun = down->word_attempt;
 	p->version = down->version;
 	p->up.state = RANK_READY;
@@ -202,9 +205,27 @@ static void renew(struct process *p, uint64_t above)
 	p->incarnation = MAX(p->incarnation, above) + 1;
 	p->up.generation = p->up.quiet = p->up.wired = 0;
 	p->up.failure_serial = 0;
+	p->up.describes = false;
 	p->joined = p->was_in = false;
 	p->begun = 0;
 	p->down = (struct beat_down){0};
+}
+
+static bool is_calm(const struct process *p)
+{
+	return p->up.state == RANK_IDLE || p->up.state == RANK_RESUMED;
+}
+
+/* One manifest after the other; what its memory holds then nobody knows. */
+static void rank_describe(struct model *model, struct process *p)
+{
+	while (p->map < model->map)
+		p->history = mix64(p->history ^ mix64(7 + p->map++)) | 1;
+	p->up.state = RANK_IDLE;
+	p->current = 0;
+	p->serving = false;
+	p->frozen_ns = model->now_ns + model_draw(model) % LOST_NS;
+	model->described++;
 }
 
 static void down_take(struct model *model, struct process *p, const struct down_frame *frame)
@@ -225,15 +246,20 @@ static void down_take(struct model *model, struct process *p, const struct down_
 		 */
 		p->up.generation = p->up.quiet = p->up.wired = frame->generation;
 		p->was_in = true;
+		p->roster_map = frame->map;
 		return;
 	}
 	if (frame->beat.sequence <= p->down_sequence)
 		return;
 	p->down_sequence = frame->beat.sequence;
 	p->down = frame->beat;
+	if (frame->beat.has_views)
+		p->up.view_seen = frame->beat.view_serial;
 	p->joined = frame->beat.joined == p->incarnation;
 	if (frame->beat.dropped >= p->incarnation) {
-		if (!p->trains)
+		if (!p->trains && p->up.describes)
+			rank_describe(model, p);
+		else if (!p->trains)
 			give_up(model, p);
 		renew(p, frame->beat.dropped);
 		served_check(model);
@@ -248,19 +274,21 @@ static void down_take(struct model *model, struct process *p, const struct down_
  * any place, in any order. */
 static void up_send(struct model *model, struct process *p)
 {
-	struct up_frame *frame = &p->up_flight[draw(model) % FLIGHT_MAX];
+	struct up_frame *frame = &p->up_flight[model_draw(model) % FLIGHT_MAX];
 	p->up.sequence++;
 	p->up.live_version = p->serving ? p->current : 0;
 	*frame = (struct up_frame){.used = true,
 				   .is_join = !p->joined,
 				   .hub = p->hub,
 				   .incarnation = p->incarnation,
+				   .map = p->map,
+				   .history = p->history,
 				   .beat = p->up};
 }
 
 static struct down_frame *down_place(struct model *model, struct process *p)
 {
-	return &p->down_flight[draw(model) % FLIGHT_MAX];
+	return &p->down_flight[model_draw(model) % FLIGHT_MAX];
 }
 
 static void hello_send(struct model *model, struct process *p, uint64_t incarnation)
@@ -282,13 +310,18 @@ static void up_take(struct model *model, struct process *p, const struct up_fram
 			    .rank = member_id_rank(p->id),
 			    .replica = member_id_replica(p->id),
 			    .world = p->trains ? TRAINERS : model->ranks_each,
-			    .inplace = p->inplace};
+			    .inplace = p->inplace,
+			    .manifest_digest = frame->map,
+			    .history = frame->history};
 	struct ws_error err;
 	uint32_t seat;
 	if (frame->is_join) {
-		if (progress_join(&model->progress, &join, frame->incarnation, model->now_ns, &seat,
-				  &err) == JOIN_DROPPED)
+		enum join_verdict verdict = progress_join(
+			&model->progress, &join, frame->incarnation, model->now_ns, &seat, &err);
+		if (verdict == JOIN_DROPPED)
 			hello_send(model, p, frame->incarnation);
+		if (verdict == JOIN_REFUSED && join.history != 0)
+			model_broke(model, err.text);
 		return;
 	}
 	if (frame->hub != model->hub_incarnation ||
@@ -309,23 +342,24 @@ static void down_send(struct model *model, struct process *p)
 				   .incarnation = progress->seats[seat].joined};
 	progress_beat_down(progress, seat, views, &frame.beat);
 	frame.beat.views = NULL;
-	if (progress_owes_roster(progress, seat) && chance(model, 500)) {
+	if (progress_owes_roster(progress, seat) && model_chance(model, 500)) {
 		frame.is_roster = true;
 		frame.generation = progress->generation;
+		frame.map = progress->manifest_digest;
 	}
 	*down_place(model, p) = frame;
 }
 
 static void network_step(struct model *model, struct process *p)
 {
-	struct up_frame *up = &p->up_flight[draw(model) % FLIGHT_MAX];
-	struct down_frame *down = &p->down_flight[draw(model) % FLIGHT_MAX];
-	if (up->used && !(model->faults && chance(model, 100)))
+	struct up_frame *up = &p->up_flight[model_draw(model) % FLIGHT_MAX];
+	struct down_frame *down = &p->down_flight[model_draw(model) % FLIGHT_MAX];
+	if (up->used && !(model->faults && model_chance(model, 100)))
 		up_take(model, p, up);
 	up->used = false;
 	if (!acts(model, p))
 		return; /* its socket keeps what came */
-	if (down->used && !(model->faults && chance(model, 100)))
+	if (down->used && !(model->faults && model_chance(model, 100)))
 		down_take(model, p, down);
 	down->used = false;
 }
@@ -340,20 +374,21 @@ static void rank_step(struct model *model, struct process *p)
 			      trainer->up.want == p->version && acts(model, trainer) &&
 			      trainer->up.generation == p->up.generation;
 		if (p->up.state != RANK_READY || (p->bits >> t & 1) != 0 || !writes ||
-		    !chance(model, 300))
+		    !model_chance(model, 300))
 			continue;
 		(p->inplace ? p->live : p->spare)[t] = trainer->up.want;
 		p->bits |= 1u << t;
 		p->up.bytes++;
 		served_check(model);
 	}
+	p->up.describes = p->map < model->map && is_calm(p);
 	bool landed = p->bits == (1u << TRAINERS) - 1;
 	if (model->mutant == MUTANT_LANDED_LIE)
 		landed = p->bits != 0;
 	if (p->up.state == RANK_READY && landed)
 		p->up.state = RANK_LANDED;
-	if (p->up.state == RANK_COMMITTED && chance(model, 300)) {
-		if (model->faults && chance(model, 30)) {
+	if (p->up.state == RANK_COMMITTED && model_chance(model, 300)) {
+		if (model->faults && model_chance(model, 30)) {
 			p->up.state = RANK_BAD;
 			p->current = 0;
 			model->fault_count++;
@@ -371,12 +406,12 @@ static void trainer_step(struct model *model, struct process *p)
 		up->bytes++; /* it is never the one that stands still */
 		return;
 	}
-	if (p->tried >= model->goal || !chance(model, 100))
+	if (p->tried >= model->goal || !model_chance(model, 100))
 		return;
 	p->tried = model->goal;
 	p->want_joined = up->joined;
 	up->want = model->goal * 2 +
-		   (model->faults && chance(model, 20)); /* now and then another version */
+		   (model->faults && model_chance(model, 20)); /* now and then another version */
 	up->want_attempt = 0;
 	p->result = (struct ws_error){.code = -EAGAIN};
 	/* The begin is known already: it joins at once. */
@@ -394,111 +429,12 @@ bool model_trainers_idle(const struct model *model)
 	return true;
 }
 
-/* ---- faults */
-static void process_die(struct model *model, struct process *p)
-{
-	uint64_t incarnation = p->incarnation, id = p->id;
-	bool trains = p->trains;
-	*p = (struct process){.id = id,
-			      .trains = trains,
-			      .inplace = model->inplace,
-			      .incarnation = incarnation + 1,
-			      .tried = trains ? model->goal : 0,
-			      .back_ns = model->now_ns + draw(model) % (3 * (uint64_t)LOST_NS)};
-}
-
-static void hub_start(struct model *model)
-{
-	struct ws_error err;
-	struct progress_options options = {.incarnation = ++model->hub_incarnation,
-					   .trainer_count = TRAINERS,
-					   .replica_ranks = model->ranks_each,
-					   .min_replicas = 1,
-					   .barrier = model->barrier,
-					   .join_ns = UINT64_MAX / 2,
-					   .lost_ns = LOST_NS,
-					   .phase_ns = PHASE_NS};
-	progress_release(&model->progress);
-	if (progress_init(&model->progress, &options, model->now_ns, &err) != 0)
-		broke(model, err.text);
-	model->hub_count++;
-}
-
-static void failure_say(struct model *model, struct process *p)
-{
-	struct beat_up *up = &p->up;
-	up->failure_serial++;
-	up->failure_kind = chance(model, 500) ? FAILURE_OP : FAILURE_ATTEMPT;
-	up->failure_attempt = p->trains ? up->joined : up->attempt;
-	up->failure_about = model->process[draw(model) % model->process_count].id;
-	ws_fail(&up->failure, -EIO, "a model's failure");
-}
-
-static void fault_step(struct model *model)
-{
-	struct process *p = &model->process[draw(model) % model->process_count];
-	if (!model->faults || !chance(model, 12) || is_down(model, p))
-		return;
-	model->fault_count++;
-	switch (draw(model) % 6) {
-	case 0:
-		process_die(model, p);
-		break;
-	case 1:
-	case 2:
-		p->frozen_ns = model->now_ns + draw(model) % (3 * (uint64_t)LOST_NS);
-		break;
-	case 3:
-		hub_start(model);
-		break;
-	case 4:
-		if (p->joined && p->up.attempt + p->up.joined != 0)
-			failure_say(model, p);
-		break;
-	case 5: /* long silence of the network: all that is under way is lost */
-		memset(p->up_flight, 0, sizeof(p->up_flight));
-		memset(p->down_flight, 0, sizeof(p->down_flight));
-		break;
-	}
-}
-
-/* Rules that are taken away at the hub. */
-static void mutant_step(struct model *model)
-{
-	struct progress *progress = &model->progress;
-	for (uint32_t i = 0; i < progress->replica_count; i++) {
-		struct replica *replica = &progress->replicas[i];
-		for (uint32_t rank = 0; rank < model->ranks_each; rank++) {
-			const struct seat *seat = &progress->seats[replica_seat(progress, i, rank)];
-			bool here = seat_is_in(seat) && seat->up.attempt == replica->attempt;
-			if (model->mutant == MUTANT_COMMIT_EARLY && replica->word == WORD_BEGIN &&
-			    here && seat->up.state == RANK_LANDED)
-				replica->word = WORD_COMMIT;
-			if (model->mutant == MUTANT_RESUME_EARLY && replica->word == WORD_COMMIT &&
-			    here && seat->up.state == RANK_LIVE)
-				replica->word = WORD_RESUME;
-			if (model->mutant == MUTANT_ABORT_LATE && replica->word == WORD_COMMIT &&
-			    chance(model, 20))
-				replica->word = WORD_ABORT;
-			if (model->mutant == MUTANT_DOUBT_ABORT && progress->attempt == 0 &&
-			    replica->word == WORD_COMMIT)
-				replica->word = WORD_ABORT;
-		}
-	}
-	for (uint32_t i = 0; model->mutant == MUTANT_NO_DROP && i < progress_seat_count(progress);
-	     i++) {
-		struct seat *seat = &progress->seats[i];
-		if (seat->rival > seat->joined && seat->joined == seat->in && seat->in != 0)
-			seat->in = seat->joined = seat->rival;
-	}
-}
-
 /* S4: the hub says resume only when all ranks have been live in that attempt. */
 static void hub_step(struct model *model)
 {
 	struct progress *progress = &model->progress;
 	progress_tick(progress, model->now_ns);
-	mutant_step(model);
+	model_mutant_step(model);
 	for (uint32_t i = 0; i < progress->replica_count; i++) {
 		const struct replica *replica = &progress->replicas[i];
 		for (uint32_t rank = 0; rank < model->ranks_each && replica->word == WORD_RESUME;
@@ -506,7 +442,7 @@ static void hub_step(struct model *model)
 			const struct process *p = rank_of(model, replica->id, rank);
 			const struct seat *seat = &progress->seats[replica_seat(progress, i, rank)];
 			if (p->live_attempt < replica->attempt && p->incarnation == seat->in)
-				broke(model, "S4: resumed before all ranks were live");
+				model_broke(model, "S4: resumed before all ranks were live");
 		}
 	}
 }
@@ -514,7 +450,7 @@ static void hub_step(struct model *model)
 void model_step(struct model *model)
 {
 	model->now_ns += STEP_NS;
-	fault_step(model);
+	model_fault_step(model);
 	for (uint32_t i = 0; i < model->process_count; i++) {
 		struct process *p = &model->process[i];
 		network_step(model, p);
@@ -523,10 +459,10 @@ void model_step(struct model *model)
 				trainer_step(model, p);
 			else
 				rank_step(model, p);
-			if (chance(model, 400))
+			if (model_chance(model, 400))
 				up_send(model, p);
 		}
-		if (chance(model, 400))
+		if (model_chance(model, 400))
 			down_send(model, p);
 	}
 	hub_step(model);
@@ -541,10 +477,10 @@ void model_open(struct model *model, uint64_t seed, enum mutant mutant)
 {
 	*model = (struct model){
 		.random = seed, .now_ns = 1000000000u, .faults = true, .mutant = mutant};
-	model->ranks_each = 1 + (uint32_t)(draw(model) % 4 != 0);
-	model->replicas = 1 + (uint32_t)(draw(model) % 2);
-	model->barrier = chance(model, 300);
-	model->inplace = chance(model, 400);
+	model->ranks_each = 1 + (uint32_t)(model_draw(model) % 4 != 0);
+	model->replicas = 1 + (uint32_t)(model_draw(model) % 2);
+	model->barrier = model_chance(model, 300);
+	model->inplace = model_chance(model, 400);
 	model->process_count = TRAINERS + model->replicas * model->ranks_each;
 	for (uint32_t i = 0; i < model->process_count; i++) {
 		uint32_t at = i < TRAINERS ? i : i - TRAINERS;
@@ -556,7 +492,7 @@ void model_open(struct model *model, uint64_t seed, enum mutant mutant)
 		p->incarnation = 1;
 		p->inplace = !p->trains && model->inplace;
 	}
-	hub_start(model);
+	model_hub_start(model);
 }
 
 void model_close(struct model *model)

@@ -31,18 +31,19 @@ enum mutant {
 	MUTANT_DROP_SERVES,  /* a dropped rank that is live serves what it has (DROP_RULE 0) */
 	MUTANT_DOUBT_ABORT,  /* a new hub aborts what may have committed */
 	MUTANT_NO_DROP,	     /* a hub that lost a rank takes its next incarnation as the same one */
+	MUTANT_MAPS_MIX,     /* a hub that doesn't look at manifests */
 	MUTANT_COUNT
 };
 
 struct up_frame {
 	bool used, is_join;
-	uint64_t hub, incarnation;
+	uint64_t hub, incarnation, map, history;
 	struct beat_up beat;
 };
 
 struct down_frame {
 	bool used, is_roster, is_hello;
-	uint64_t hub, incarnation, generation;
+	uint64_t hub, incarnation, generation, map;
 	struct beat_down beat;
 };
 
@@ -62,8 +63,9 @@ struct process {
 	uint64_t version, current, live[TRAINERS], spare[TRAINERS];
 	uint32_t bits;
 	bool serving;
-	uint64_t live_attempt;	     /* highest that this seat reached live in */
-	uint64_t aborted, committed; /* highest attempts by the hub's word */
+	uint64_t live_attempt;		   /* highest that this seat reached live in */
+	uint64_t aborted, committed;	   /* highest attempts by the hub's word */
+	uint64_t map, history, roster_map; /* its manifest; those before; the roster's */
 	struct up_frame up_flight[FLIGHT_MAX];
 	struct down_frame down_flight[FLIGHT_MAX];
 };
@@ -76,7 +78,8 @@ struct model {
 	struct progress progress;
 	struct process process[PROCESSES];
 	uint64_t goal; /* version that trainers push; 0: none yet */
-	uint32_t fault_count, hub_count, pushes_ok;
+	uint64_t map;  /* the manifest that every rank is to have */
+	uint32_t fault_count, hub_count, pushes_ok, described;
 	char broken[512]; /* the first property that failed */
 };
 
@@ -88,5 +91,14 @@ void model_calm(struct model *model);
 bool model_trainers_idle(const struct model *model);
 /* Every trainer pushes a new version; true if it ended well and every rank serves it. */
 bool model_last_push(struct model *model);
+
+/* ---- between progress_world.c and progress_fault_world.c */
+uint64_t model_draw(struct model *model);
+bool model_chance(struct model *model, uint32_t in_1000);
+void model_broke(struct model *model, const char *what);
+bool process_is_down(const struct model *model, const struct process *process);
+void model_hub_start(struct model *model);
+void model_fault_step(struct model *model);
+void model_mutant_step(struct model *model);
 
 #endif

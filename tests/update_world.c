@@ -69,9 +69,7 @@ void world_fill(struct trainer *trainer, uint64_t version)
 
 /* ---------------------------------------------------------------- an engine */
 
-static void fault(struct engine_loop *loop, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-static void fault(struct engine_loop *loop, const char *format, ...)
+void loop_fault(struct engine_loop *loop, const char *format, ...)
 {
 	va_list args;
 
@@ -86,11 +84,10 @@ static void fault(struct engine_loop *loop, const char *format, ...)
 
 static void bytes_check(struct engine_loop *loop, uint64_t version)
 {
-	params_fill(loop->world->manifest[SIDE_ROLLOUT], loop->rank, &loop->params, loop->expected,
-		    version);
+	params_fill(loop->manifest, loop->rank, &loop->params, loop->expected, version);
 	for (uint32_t i = 0; i < loop->params.count; i++) {
 		const struct param *param = &loop->params.params[i];
-		const uint8_t *got = loop->memory + param->arena_offset;
+		const uint8_t *got = loop->where[i].base;
 		const uint8_t *want = loop->expected + param->arena_offset;
 		loop->checked_bytes += param->bytes;
 		if (memcmp(got, want, param->bytes) == 0)
@@ -101,9 +98,10 @@ static void bytes_check(struct engine_loop *loop, uint64_t version)
 				at = k;
 				bad++;
 			}
-		fault(loop, "version %llu: '%s' has %llu of %llu bytes wrong, the first at %llu",
-		      (unsigned long long)version, param->name, (unsigned long long)bad,
-		      (unsigned long long)param->bytes, (unsigned long long)at);
+		loop_fault(loop,
+			   "version %llu: '%s' has %llu of %llu bytes wrong, the first at %llu",
+			   (unsigned long long)version, param->name, (unsigned long long)bad,
+			   (unsigned long long)param->bytes, (unsigned long long)at);
 	}
 }
 
@@ -145,7 +143,8 @@ static int on_reload(void *arg, uint64_t version, struct ws_error *err)
 	if (take(&loop->fail_reload))
 		return ws_fail(err, -EIO, "derived weights can't be made");
 	if (ws_rollout_serving(loop->rollout))
-		fault(loop, "reloads version %llu while it serves", (unsigned long long)version);
+		loop_fault(loop, "reloads version %llu while it serves",
+			   (unsigned long long)version);
 	bytes_check(loop, version);
 	loop->reloaded++;
 	return 0;
@@ -185,6 +184,9 @@ static void *loop_main(void *arg)
 		if (atomic_load(&loop->silent))
 			continue;
 		int rc = ws_rollout_step(loop->rollout, &loop->err);
+		if (rc == 0 && atomic_load(&loop->remaps) && loop->begun >= loop->remap_after &&
+		    atomic_load(&loop->aborted) >= loop->remap_after_aborts)
+			rc = loop_describe(loop);
 		if (rc != 0 && rc != -ECONNRESET)
 			loop->rc = rc;
 	}
@@ -207,7 +209,7 @@ static void manifest_write(const struct model *model, enum side side, const char
 	arena_release(&arena);
 }
 
-static uint8_t *memory_make(size_t bytes)
+uint8_t *world_memory_make(size_t bytes)
 {
 	void *memory = aligned_alloc(4096, align_up(bytes, 4096) + 4096);
 
@@ -237,24 +239,30 @@ void loop_start(struct engine_loop *loop)
 		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
 	};
 
+	loop->manifest = world->manifest[SIDE_ROLLOUT];
+	ck_ok(manifest_params(loop->manifest, loop->rank, &loop->arena, &loop->params, &err), err);
+	loop->where = arena_array(&loop->arena, loop->params.count, sizeof(*loop->where));
+	ck_assert_ptr_nonnull(loop->where);
 	if (loop->memory == NULL) {
-		ck_ok(manifest_params(world->manifest[SIDE_ROLLOUT], loop->rank, &loop->arena,
-				      &loop->params, &err),
-		      err);
-		loop->memory = memory_make(loop->params.arena_bytes);
-		loop->expected = memory_make(loop->params.arena_bytes);
+		loop->memory = world_memory_make(loop->params.arena_bytes);
+		loop->expected = world_memory_make(2 * loop->params.arena_bytes);
 	}
+	for (uint32_t i = 0; i < loop->params.count; i++)
+		loop->where[i] = (struct ws_memory){.base = loop->memory +
+							    loop->params.params[i].arena_offset,
+						    .bytes = loop->params.params[i].bytes};
 	/* Padding must become zero, whatever was there. */
 	memset(loop->memory, 0xa5, loop->params.arena_bytes);
 	atomic_store(&loop->quit, false);
+	atomic_store(&loop->dies, false);
+	atomic_store(&loop->remaps, false);
 	atomic_store(&loop->resumed, 0);
 	ck_ok(ws_rollout_open(&loop->rollout, &options, &hooks, loop, &err), err);
 	for (uint32_t i = 0; i < loop->params.count; i++) {
 		const struct param *param = &loop->params.params[i];
-		struct ws_memory memory = {.base = loop->memory + param->arena_offset,
-					   .bytes = param->bytes};
 		if (param->bytes > 0)
-			ck_ok(ws_rollout_add(loop->rollout, param->name, &memory, &err), err);
+			ck_ok(ws_rollout_add(loop->rollout, param->name, &loop->where[i], &err),
+			      err);
 	}
 	ck_assert_int_eq(pthread_create(&loop->thread, NULL, loop_main, loop), 0);
 }
@@ -313,7 +321,7 @@ static void trainer_open(struct trainer *trainer)
 	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
 			      &trainer->params, &err),
 	      err);
-	trainer->memory = memory_make(trainer->params.arena_bytes);
+	trainer->memory = world_memory_make(trainer->params.arena_bytes);
 	for (uint32_t i = 0; i < trainer->params.count; i++) {
 		const struct param *param = &trainer->params.params[i];
 		struct ws_memory memory = {.base = trainer->memory + param->arena_offset,
@@ -444,6 +452,7 @@ void world_close(struct world *world)
 		loop_stop(&world->loop[i]);
 		if (world->loop[i].fault[0] != 0)
 			snprintf(faults, sizeof(faults), "%s", world->loop[i].fault);
+		loop_remap_release(&world->loop[i]);
 		arena_release(&world->loop[i].arena);
 		free(world->loop[i].memory);
 		free(world->loop[i].expected);

@@ -40,9 +40,16 @@ struct engine_loop {
 	struct world *world;
 	uint32_t replica, rank;
 	struct ws_rollout *rollout;
+	const struct manifest *manifest; /* what it holds now */
 	struct rank_params params;
 	struct arena arena;
 	uint8_t *memory, *expected; /* all params, at arena_offset each */
+	struct ws_memory *where;    /* by param: in memory, or moved since; in the arena */
+	struct remap *remap;
+	_Atomic bool remaps; /* to be described at the next step that may */
+	_Atomic bool dies;   /* ... and then nothing more is heard of it */
+	_Atomic uint32_t described, busy;
+	uint64_t remap_after, remap_after_aborts; /* not before so many begins and aborts */
 	pthread_t thread;
 	_Atomic bool quit, silent;			   /* silent: it doesn't step */
 	_Atomic uint64_t resumed, aborted;		   /* last version; count */
@@ -52,7 +59,16 @@ struct engine_loop {
 	char fault[256]; /* the first thing that was wrong */
 	int rc;
 	struct ws_error err;
-	char abort_text[508];
+	char abort_text[508], refused_text[508]; /* of a describe that couldn't be */
+};
+
+/* Another expert map for one rank: its params, and memory for those that are new or changed. */
+struct remap {
+	struct remap *before;
+	struct writer text;
+	struct manifest *manifest;
+	struct rank_params params;
+	uint8_t *memory;
 };
 
 struct trainer {
@@ -93,5 +109,20 @@ void world_push_good(struct world *world, uint64_t version, bool split);
 void world_fill(struct trainer *trainer, uint64_t version);
 void loop_start(struct engine_loop *loop); /* opens the side; starting it happens on the thread */
 void loop_stop(struct engine_loop *loop);
+
+/* Gives a rank another manifest: the world's with `experts` as the value of its "experts".  Its
+ * engine describes itself again at the next step that may. */
+void loop_remap(struct engine_loop *loop, const char *experts);
+/* The same with any text. */
+void loop_remap_text(struct engine_loop *loop, const void *text, size_t bytes);
+/* Waits until it has. */
+void loop_await_remap(struct engine_loop *loop);
+
+/* ---- between update_world.c and update_remap_world.c */
+void loop_fault(struct engine_loop *loop, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+int loop_describe(struct engine_loop *loop); /* in its thread */
+void loop_remap_release(struct engine_loop *loop);
+uint8_t *world_memory_make(size_t bytes);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The hub's end: its thread, and what is done with frames that come.  Decisions are progress.c's;
- * this file keeps what they don't need: routes, the manifests' texts, ready bodies.
+ * this file keeps what they don't need: routes and ready bodies.
  *
  * A frame that can't be decoded is its sender's trouble alone.
  */
@@ -21,7 +21,6 @@
 #define SAY_GAP_NS	 (1 * MS_NS)  /* changes are said at once, but not more often */
 #define FRAMES_MAX	 512	      /* heard in one turn */
 #define GOODBYE_NS	 (1000 * MS_NS)
-#define EXCERPT_BYTES	 48
 
 bool hub_io_grow(struct hub *hub)
 {
@@ -36,57 +35,6 @@ bool hub_io_grow(struct hub *hub)
 	hub->io = io;
 	hub->io_count = count;
 	return true;
-}
-
-/* Printable and short, from a line of JSON. */
-static void excerpt(char out[EXCERPT_BYTES], const uint8_t *text, uint32_t bytes, uint32_t at)
-{
-	size_t count = 0;
-	for (uint32_t i = at > 12 ? at - 12 : 0; i < bytes && count < EXCERPT_BYTES - 1; i++)
-		if (text[i] >= 0x20 && text[i] < 0x7f)
-			out[count++] = (char)text[i];
-	out[count] = '\0';
-}
-
-/* Where the manifest of a joining member differs from its side's first one. */
-static void differ_text(const struct manifest_text *mine, const struct join *join,
-			struct ws_error *err)
-{
-	const uint8_t *a = mine->text, *b = join->manifest;
-	uint32_t both = MIN(mine->bytes, join->manifest_bytes), at = 0, line = 1;
-	char name[MEMBER_NAME_BYTES], here[EXCERPT_BYTES], there[EXCERPT_BYTES];
-	for (; at < both && a[at] == b[at]; at++)
-		line += a[at] == '\n';
-	excerpt(here, a, mine->bytes, at);
-	excerpt(there, b, join->manifest_bytes, at);
-	member_name(member_id(join->role, join->replica, join->rank), name);
-	ws_fail(err, -ESTALE,
-		"%s brings another manifest (digest %016llx) than its side's first member (%016llx); they "
-		"differ at byte %u, line %u: '%s' against '%s'; give all ranks of a side the same file",
-		name, (unsigned long long)join->manifest_digest, (unsigned long long)mine->digest,
-		at, line, there, here);
-}
-
-/* 0: it is its side's; -EAGAIN: its text is needed; else err says what is wrong with it. */
-static int manifest_check(struct hub *hub, const struct join *join, struct ws_error *err)
-{
-	struct manifest_text *mine = &hub->manifest[join->role - 1];
-	if (mine->text != NULL && mine->digest == join->manifest_digest)
-		return 0;
-	if (join->manifest == NULL)
-		return -EAGAIN;
-	if (mine->text != NULL) {
-		differ_text(mine, join, err);
-		return err->code;
-	}
-	void *copy = mem_alloc(join->manifest_bytes);
-	if (copy == NULL)
-		return ws_fail(err, -ENOMEM, "the hub has no memory for a manifest of %u bytes",
-			       join->manifest_bytes);
-	memcpy(copy, join->manifest, join->manifest_bytes);
-	*mine = (struct manifest_text){
-		.text = copy, .bytes = join->manifest_bytes, .digest = join->manifest_digest};
-	return 0;
 }
 
 /* A member of mine that has seen a newer hub won't hear me any more. */
@@ -120,7 +68,7 @@ static void join_hear(struct hub *hub, const struct frame *frame, uint64_t now_n
 	const struct progress_options *options = &hub->progress.options;
 	bool fits = join.world ==
 		    (join.role == ROLE_TRAINER ? options->trainer_count : options->replica_ranks);
-	int rc = fits ? manifest_check(hub, &join, &err) : 0;
+	int rc = fits ? hub_manifest_take(hub, &join, &err) : 0;
 	if (rc == -EAGAIN) {
 		hub_send_hello(hub, frame, true);
 		return;
@@ -433,8 +381,7 @@ void hub_close(struct hub *hub)
 	for (uint32_t i = 0; i < hub->io_count; i++)
 		writer_release(&hub->io[i].ready);
 	mem_free(hub->io);
-	mem_free(hub->manifest[0].text);
-	mem_free(hub->manifest[1].text);
+	hub_manifests_release(hub);
 	mem_free(hub->rules);
 	mem_free(hub->views);
 	mem_free(hub->members);

@@ -133,7 +133,8 @@ enum member_event_kind {
 		      * PAUSE (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers:
 		      * BEGIN */
 	MEMBER_REPLICAS,  /* trainers: some replica's state changed; see member_replicas */
-	MEMBER_DROPPED,	  /* this incarnation was dropped: text says why; rejoin makes a new one */
+	MEMBER_DROPPED,	  /* this incarnation was dropped: text says why; rejoin makes a new one.
+			   * Also the answer to member_say_describe */
 	MEMBER_HUB_LOST,  /* no frame of the hub for lost_ms; it may come back */
 	MEMBER_HUB_FOUND, /* ... and it did */
 	MEMBER_OVER	  /* final: refused (wrong key, manifests differ, rank taken, world differs,
@@ -211,6 +212,18 @@ void member_say_failure(struct member *member, enum failure_kind kind, uint64_t 
 			uint32_t about, const struct ws_error *error);
 /* After DROPPED: joins again as a new incarnation, with state IDLE; a roster follows. */
 int member_rejoin(struct member *member, struct ws_error *err);
+
+/*
+ * Describing again.  A calm rank says that it wants to (false: that it doesn't any more); the hub
+ * answers between two attempts with DROPPED, or begins an attempt first, which then goes on as
+ * ever.  After DROPPED, member_describe gives the new manifest (borrowed until close) and joins
+ * with it, at the next member_step.  All ranks of a replica describe the same manifests one after
+ * the other.  Attempts wait up to phase_ms, from the first rank on, until all replicas have the
+ * same one; then the one that most whole replicas have counts, and the others wait outside.
+ */
+void member_say_describe(struct member *member, bool describes);
+int member_describe(struct member *member, const void *manifest, uint32_t manifest_bytes,
+		    uint64_t manifest_digest, struct ws_error *err);
 
 /* Trainers: what the hub says of each replica in the roster; count entries at most. */
 struct replica_view {

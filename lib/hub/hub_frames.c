@@ -155,6 +155,8 @@ void join_encode(const struct join *join, struct writer *out)
 	write_u64(out, join->mbps);
 	write_u8(out, join->inplace);
 	write_u64(out, join->manifest_digest);
+	write_u64(out, join->history);
+	write_u8(out, join->admitted);
 	write_u8(out, join->manifest != NULL);
 	if (join->manifest != NULL)
 		write_blob(out, join->manifest, join->manifest_bytes);
@@ -177,6 +179,8 @@ int join_decode(struct join *join_out, const void *bytes, size_t count, struct w
 	join_out->mbps = read_u64(&in);
 	join_out->inplace = read_bool(&in);
 	join_out->manifest_digest = read_u64(&in);
+	join_out->history = read_u64(&in);
+	join_out->admitted = read_bool(&in);
 	if (read_bool(&in))
 		join_out->manifest = read_blob(&in, MANIFEST_BYTES_MAX, &join_out->manifest_bytes);
 	if (join_out->role == 0 || join_out->nic_count > MEMBER_NICS_MAX ||
@@ -213,6 +217,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 	write_u32(out, beat->ready_count);
 	write_bytes(out, beat->ready, (beat->ready_count + 7) / 8);
 	write_u8(out, (uint8_t)beat->state);
+	write_u8(out, beat->describes);
 	write_text(out, beat->waits);
 	if (beat->failure_serial == 0)
 		return;
@@ -256,6 +261,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 	if (ready != NULL)
 		memcpy(beat.ready, ready, (beat.ready_count + 7) / 8);
 	beat.state = (enum rank_state)read_enum(&in, RANK_BAD);
+	beat.describes = read_bool(&in);
 	read_text(&in, beat.waits, sizeof(beat.waits));
 	if (beat.failure_serial != 0) {
 		beat.failure_attempt = read_u64(&in);

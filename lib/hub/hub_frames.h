@@ -11,7 +11,7 @@
 
 #include "lib/hub/hub.h"
 
-#define HUB_PROTOCOL	     1
+#define HUB_PROTOCOL	     2
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
 #define RULES_BYTES_MAX	     (1u << 20)
 #define READY_BODY_BYTES_MAX (4u << 20)
@@ -73,6 +73,8 @@ struct join {
 	uint64_t mbps;
 	bool inplace;
 	uint64_t manifest_digest;
+	uint64_t history;     /* of the manifests it described before, a hash; 0: none */
+	bool admitted;	      /* some roster had this process already */
 	const void *manifest; /* borrowed; NULL when the text isn't included */
 	uint32_t manifest_bytes;
 };
@@ -100,6 +102,7 @@ struct beat_up {
 	enum rank_state state;
 	uint64_t attempt, live_version;
 	uint64_t step_age_ms; /* since step was last called; UINT64_MAX: never */
+	bool describes;	      /* asks to be dropped, to come back with another manifest */
 	uint64_t verified_version, verified_bytes, verified_different; /* the last check */
 	char waits[MEMBER_WAITS_BYTES];				       /* what for; or empty */
 	/* a failure not yet acknowledged; serial 0: none */

@@ -4,6 +4,7 @@
  *
  *   hub.c      thread, life, frames that come
  *   hub_say.c  frames that go: what is due to whom
+ *   hub_manifest.c  the manifests' texts
  *   status.c   the answer to `weightsync status`, and its asking
  */
 #ifndef HUB_INSIDE_H
@@ -25,7 +26,8 @@ struct seat_io {
 };
 
 struct manifest_text {
-	void *text; /* owned; NULL until the first member of that side brought it */
+	enum member_role role;
+	void *text; /* owned */
 	uint32_t bytes;
 	uint64_t digest;
 };
@@ -35,7 +37,8 @@ struct hub {
 	struct progress progress;
 	struct seat_io *io; /* owned */
 	uint32_t io_count;
-	struct manifest_text manifest[2];
+	struct manifest_text *manifests; /* owned */
+	uint32_t manifest_count;
 	void *rules; /* owned */
 	uint32_t rules_bytes;
 	struct replica_view *views;    /* owned */
@@ -52,6 +55,12 @@ struct hub {
 	struct ws_error failed;
 };
 
+/* hub_manifest.c.  NULL: no such text is kept. */
+const struct manifest_text *hub_manifest(const struct hub *hub, enum member_role role,
+					 uint64_t digest);
+/* 0: it is one that may join; -EAGAIN: its text is needed; else err says what is wrong with it. */
+int hub_manifest_take(struct hub *hub, const struct join *join, struct ws_error *err);
+void hub_manifests_release(struct hub *hub);
 /* Seats that progress made since the last call; false without memory. */
 bool hub_io_grow(struct hub *hub);
 void hub_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,

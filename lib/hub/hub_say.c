@@ -79,6 +79,21 @@ static void beat_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 	io->next_beat_ns = now_ns + BEAT_NS;
 }
 
+/* The text only for who doesn't hold it. */
+static void roster_manifest_put(const struct hub *hub, const struct seat *seat, size_t side,
+				struct roster *roster)
+{
+	uint64_t digest = side == 0 ? hub->progress.seats[0].info.manifest_digest
+				    : hub->progress.manifest_digest;
+	const struct manifest_text *manifest =
+		hub_manifest(hub, side == 0 ? ROLE_TRAINER : ROLE_ROLLOUT, digest);
+	roster->manifest_digest[side] = digest;
+	if (manifest == NULL || seat->up.manifest_held[side] == digest)
+		return;
+	roster->manifest[side] = manifest->text;
+	roster->manifest_bytes[side] = manifest->bytes;
+}
+
 static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 {
 	struct seat_io *io = &hub->io[number];
@@ -97,13 +112,8 @@ static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 				.replicas = progress->roster_replicas,
 				.rules = hub->rules,
 				.rules_bytes = hub->rules_bytes};
-	for (size_t side = 0; side < 2; side++) {
-		roster.manifest_digest[side] = hub->manifest[side].digest;
-		if (seat->up.manifest_held[side] == hub->manifest[side].digest)
-			continue;
-		roster.manifest[side] = hub->manifest[side].text;
-		roster.manifest_bytes[side] = hub->manifest[side].bytes;
-	}
+	for (size_t side = 0; side < 2; side++)
+		roster_manifest_put(hub, seat, side, &roster);
 	writer_reset(&hub->out);
 	roster_encode(&roster, &hub->out);
 	if (out_send(hub, FRAME_ROSTER, seat->id, seat->joined, io->route) != 0)

@@ -90,7 +90,7 @@ static bool roster_hear(struct member *member, const struct frame *frame,
 	member->roster_arena = arena;
 	member->roster = roster;
 	member->self = self;
-	member->was_in = true;
+	member->was_in = member->admitted = true;
 	member->view_count = 0;
 	member->up.view_seen = 0;
 	member->up.generation = roster.generation;
@@ -193,7 +193,7 @@ static void beat_hear(struct member *member, const struct frame *frame)
 	member->down = beat;
 	if (beat.dropped < member->incarnation || member->dropped)
 		return;
-	if (!member->was_in) {
+	if (!member->was_in && !member->up.describes) {
 		member_renew(member, beat.dropped); /* nobody has seen this one: silently */
 		return;
 	}

@@ -27,6 +27,7 @@ struct member {
 	struct member_options options;
 	char host[64], endpoint[256];
 	uint64_t id, incarnation, hub_seen; /* hub_seen: newest hub's incarnation (rhub) */
+	uint64_t history;		    /* of manifests; see struct join */
 
 	/* life */
 	uint64_t opened_ns, heard_ns, stepped_ns;
@@ -64,7 +65,8 @@ struct member {
 
 	/* flags, together so that nothing is padded; _due: an event to be yielded */
 	bool connected, hub_heard, hub_lost, found_due;
-	bool was_in; /* a roster came for this incarnation */
+	bool was_in;   /* a roster came for this incarnation */
+	bool admitted; /* ... or for an earlier one */
 	bool dropped, dropped_due;
 	bool is_over, over_due;
 	bool views_due;

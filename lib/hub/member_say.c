@@ -44,7 +44,9 @@ static void join_send(struct member *member)
 			    .nic_count = options->nic_count,
 			    .mbps = options->mbps,
 			    .inplace = options->inplace,
-			    .manifest_digest = options->manifest_digest};
+			    .manifest_digest = options->manifest_digest,
+			    .history = member->history,
+			    .admitted = member->admitted};
 	memcpy(join.host, member->host, sizeof(join.host));
 	if (member->down.need_manifest) {
 		join.manifest = options->manifest;
@@ -282,6 +284,7 @@ void member_renew(struct member *member, uint64_t above)
 	struct beat_up *up = &member->up;
 	member->incarnation = MAX(member->incarnation, above) + 1;
 	up->state = RANK_IDLE;
+	up->describes = false;
 	up->quiet = up->wired = 0;
 	up->generation = 0;
 	up->failure_serial = 0;
@@ -303,4 +306,24 @@ int member_rejoin(struct member *member, struct ws_error *err)
 			       member->over.text);
 	member_renew(member, member->down.dropped);
 	return 0;
+}
+
+void member_say_describe(struct member *member, bool describes)
+{
+	member->dirty = member->dirty || member->up.describes != describes;
+	member->up.describes = describes;
+}
+
+int member_describe(struct member *member, const void *manifest, uint32_t manifest_bytes,
+		    uint64_t manifest_digest, struct ws_error *err)
+{
+	struct member_options *options = &member->options;
+	if (manifest_bytes > MANIFEST_BYTES_MAX)
+		return ws_fail(err, -EINVAL, "a manifest of %u bytes can't be sent: at most %u",
+			       manifest_bytes, MANIFEST_BYTES_MAX);
+	member->history = mix64(member->history ^ options->manifest_digest) | 1;
+	options->manifest = manifest;
+	options->manifest_bytes = manifest_bytes;
+	options->manifest_digest = manifest_digest;
+	return member_rejoin(member, err);
 }

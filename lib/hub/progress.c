@@ -40,7 +40,8 @@ static bool seat_is_calm(const struct seat *seat)
 
 bool replica_is_joinable(const struct progress *progress, uint32_t index)
 {
-	if (progress->now_ns < progress->replicas[index].retry_ns)
+	if (progress->now_ns < progress->replicas[index].retry_ns ||
+	    !replica_is_alike(progress, index))
 		return false;
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
 		const struct seat *seat = replica_rank(progress, index, rank);
@@ -58,6 +59,7 @@ void replica_admit(struct progress *progress, uint32_t index)
 	}
 	/* Why it was dropped stays until it begins again. */
 	progress->replicas[index].decided = true;
+	progress->replicas[index].describe_ns = 0;
 }
 
 static void word_set(struct progress *progress, uint32_t index, enum replica_word word)
@@ -398,7 +400,8 @@ static void attempt_try(struct progress *progress)
 {
 	uint32_t in = 0;
 	uint64_t want = 0;
-	if (attempt_is_open(progress) || !progress->wired || progress->rewire)
+	if (attempt_is_open(progress) || !progress->wired || progress->rewire ||
+	    describe_is_awaited(progress))
 		return;
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
 		const struct seat *seat = &progress->seats[i];
@@ -422,6 +425,7 @@ static void attempt_try(struct progress *progress)
 
 void attempts_tick(struct progress *progress)
 {
+	describe_tick(progress);
 	for (uint32_t i = 0; i < progress->replica_count; i++) {
 		if (!progress->replicas[i].decided)
 			replica_decide(progress, i);

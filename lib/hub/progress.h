@@ -7,6 +7,7 @@
  *   progress.c  attempts: begin .. resume, abort, drop, in doubt; one word per replica
  *   failure.c   failures that are said, ranks that are poisoned, deadlines
  *   forward.c   rollouts that write to rollouts
+ *   describe.c  replicas that come back with another manifest
  *   say.c       what a member is told: beat_down, roster, sentences
  *
  * It mirrors update_model.pml (HUBINC 1, STRICT_JOIN 1, BEGIN_RESUMES 1, DROP_RULE 1); the
@@ -50,6 +51,7 @@ struct replica {
 	bool went_live;		/* ... and all its ranks said live in it */
 	uint32_t wiring_fails;	/* in a row: it is admitted again later each time */
 	uint64_t retry_ns;
+	uint64_t describe_ns;  /* since when it describes itself again; 0: it is in */
 	struct ws_error error; /* why it was dropped or aborted */
 };
 
@@ -81,6 +83,7 @@ struct progress {
 	uint64_t *roster_incarnation; /* owned */
 	uint32_t *roster_replicas;    /* owned; ascending ids */
 	uint32_t roster_count, roster_replica_count;
+	uint64_t manifest_digest; /* of the rollouts in the roster */
 
 	/* attempts */
 	uint64_t attempt, attempt_generation, version, begin_ns; /* ha, hv */
@@ -146,6 +149,22 @@ bool forward_next_gone(const struct progress *progress, uint32_t seat);
 bool forward_awaits(const struct progress *progress, uint32_t index);
 /* A replica was dropped: so is the next one, if it still waits for its bytes. */
 void forward_drop(struct progress *progress, uint32_t index, const struct ws_error *why);
+
+/* ---- describe.c: a run has one target manifest at a time. */
+/* -ESTALE: it isn't what another rank of its replica described in its place. */
+int describe_check(const struct progress *progress, const struct join *join, struct ws_error *err);
+bool replica_is_alike(const struct progress *progress, uint32_t index);
+uint64_t replica_digest(const struct progress *progress, uint32_t index);
+/* One of its ranks describes itself again. */
+void replica_describes(struct progress *progress, uint32_t index);
+void describe_tick(struct progress *progress);
+/* Whether wiring and begin wait for replicas that are describing; phase_ns at most. */
+bool describe_is_awaited(const struct progress *progress);
+/* The manifest that most whole replicas have; the run's own as long as no other has more. */
+uint64_t describe_choose(const struct progress *progress, uint32_t *whole_out);
+void describe_drop_others(struct progress *progress);
+/* Whose manifest keeps a replica out; false: nobody's. */
+bool describe_waits_for(const struct progress *progress, struct ws_error *err);
 
 /* ---- shared by roster.c, progress.c, failure.c and say.c */
 static inline uint32_t replica_seat(const struct progress *progress, uint32_t replica_index,

@@ -137,7 +137,7 @@ enum join_verdict progress_join(struct progress *progress, const struct join *jo
 {
 	progress->now_ns = MAX(progress->now_ns, now_ns);
 	uint64_t id = member_id(join->role, join->replica, join->rank);
-	if (join_check(progress, join, err) != 0)
+	if (join_check(progress, join, err) != 0 || describe_check(progress, join, err) != 0)
 		return JOIN_REFUSED;
 	uint32_t number = progress_seat(progress, id);
 	if (number == UINT32_MAX && replica_add(progress, join->replica, err) != 0)
@@ -153,6 +153,9 @@ enum join_verdict progress_join(struct progress *progress, const struct join *jo
 	}
 	if (seat->joined != 0 && seat->joined > seat->out)
 		return rival_join(progress, seat, join, incarnation, err);
+	if (join->history != 0 && join->manifest_digest != seat->info.manifest_digest)
+		replica_describes(progress, (number - progress->options.trainer_count) /
+						    progress->options.replica_ranks);
 	*seat = (struct seat){.id = id,
 			      .joined = incarnation,
 			      .out = seat->out,
@@ -334,15 +337,16 @@ static bool trainers_are_there(const struct progress *progress)
 /* All trainers and enough whole replicas: the next generation. */
 static void wiring_try(struct progress *progress)
 {
-	uint32_t whole = 0, fresh = 0;
+	uint32_t whole, fresh = 0;
 	bool started = progress->roster_count > 0;
-	if (attempt_is_open(progress) || !trainers_are_there(progress))
+	if (attempt_is_open(progress) || !trainers_are_there(progress) ||
+	    describe_is_awaited(progress))
 		return;
+	uint64_t digest = describe_choose(progress, &whole);
 	for (uint32_t i = 0; i < progress->replica_count; i++) {
-		bool in = replica_is_in(progress, i),
-		     joinable = !in && replica_is_joinable(progress, i);
-		whole += in || joinable;
-		fresh += joinable || (in && !started);
+		bool in = replica_is_in(progress, i), fits = replica_digest(progress, i) == digest,
+		     joins = !in && fits && replica_is_joinable(progress, i);
+		fresh += joins || (in && (!started || !fits));
 	}
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
 		fresh += progress->seats[i].in != progress->seats[i].joined;
@@ -350,8 +354,11 @@ static void wiring_try(struct progress *progress)
 	if (whole < (started ? 1 : progress->options.min_replicas) || busy ||
 	    (fresh == 0 && !progress->rewire))
 		return;
+	progress->manifest_digest = digest;
+	describe_drop_others(progress);
 	for (uint32_t i = 0; i < progress->replica_count; i++)
-		if (!replica_is_in(progress, i) && replica_is_joinable(progress, i))
+		if (!replica_is_in(progress, i) && replica_digest(progress, i) == digest &&
+		    replica_is_joinable(progress, i))
 			replica_admit(progress, i);
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
 		progress->seats[i].in = progress->seats[i].joined;

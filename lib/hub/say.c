@@ -207,12 +207,9 @@ static bool seat_is_there(const struct seat *seat)
 }
 
 /* The ranks that keep enough replicas from being whole. */
-static void ranks_missing(const struct progress *progress, struct names *names, uint32_t *whole_out)
+static void ranks_missing(const struct progress *progress, struct names *names)
 {
 	uint32_t ranks = progress->options.replica_ranks;
-	*whole_out = 0;
-	for (uint32_t i = 0; i < progress->replica_count; i++)
-		*whole_out += replica_is_in(progress, i) || replica_is_joinable(progress, i);
 	for (uint32_t i = 0; i < progress->replica_count; i++)
 		for (uint32_t rank = 0; rank < ranks; rank++) {
 			const struct seat *seat = &progress->seats[replica_seat(progress, i, rank)];
@@ -229,8 +226,11 @@ int progress_waits_for(const struct progress *progress, struct ws_error *err)
 		if (!seat_is_there(&progress->seats[i]))
 			names_add(&names, progress->seats[i].id);
 	bool trainers = names.count > 0;
-	ranks_missing(progress, &names, &whole);
+	ranks_missing(progress, &names);
+	describe_choose(progress, &whole);
 	uint32_t need = progress->options.min_replicas;
+	if ((whole < need || describe_is_awaited(progress)) && describe_waits_for(progress, err))
+		return err->code;
 	if (whole < need)
 		return ws_fail(err, -EAGAIN, "%u of %u replicas are whole%s%s%s", whole, need,
 			       names.count > 0 ? ", and not there: " : "", names.text,

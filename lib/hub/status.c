@@ -29,7 +29,7 @@ static const char *seat_state(const struct progress *progress, const struct seat
 	if (seat->left)
 		return "left";
 	if (seat->joined <= seat->out)
-		return "lost";
+		return seat->up.describes ? "describing" : "lost";
 	if (seat->in == 0)
 		return "joined";
 	if (member_id_role(seat->id) == ROLE_ROLLOUT)
