@@ -29,7 +29,7 @@ static const struct world_options experts = {
 	.trainers = 2,
 	.replicas = 1,
 	.replica_ranks = 2,
-	.phase_ms = 3000,
+	.phase_ms = 8000,
 };
 
 static void all_remap(struct world *world, const char *map)
@@ -86,7 +86,7 @@ static struct world *two_replicas(void)
 	struct world_options options = experts;
 
 	options.replicas = 2;
-	options.phase_ms = 1500;
+	options.phase_ms = 2500;
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
 	return world;

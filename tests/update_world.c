@@ -489,9 +489,11 @@ static void *push_main(void *arg)
 
 void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split)
 {
+	/* All first: who pushes late is named, on a loaded machine too. */
+	for (uint32_t i = 0; i < world->options.trainers; i++)
+		world_fill(&world->trainer[i], version);
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
 		struct trainer *trainer = &world->trainer[i];
-		world_fill(trainer, version);
 		trainer->version = version;
 		trainer->deadline_ms = deadline_ms;
 		trainer->split = split;
