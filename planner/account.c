@@ -14,29 +14,46 @@ static int interval_order(const void *a, const void *b)
 	return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
+/* The dims of a piece that have steps, the largest first: a transposed one is as dense as it was.
+ */
+static uint32_t dims_by_stride(const struct piece *piece, uint32_t *dims)
+{
+	uint32_t count = 0;
+
+	for (uint32_t d = 0; d < piece->dim_count; d++) {
+		uint32_t at = count;
+		if (piece->extent[d] == 1)
+			continue;
+		for (; at > 0 && llabs(piece->stride[dims[at - 1]]) < llabs(piece->stride[d]); at--)
+			dims[at] = dims[at - 1];
+		dims[at] = d;
+		count++;
+	}
+	return count;
+}
+
 /* Adds the stretches of local elements that a piece covers, dense dims taken together. */
 static int piece_intervals(struct vec *list, const struct piece *piece)
 {
 	uint64_t at[BOX_DIM_MAX] = {0}, line = 1, lines = 1;
-	uint32_t outer = piece->dim_count;
+	uint32_t dims[BOX_DIM_MAX], outer = dims_by_stride(piece, dims);
 
-	while (outer > 0 && piece->stride[outer - 1] >= 0 &&
-	       (uint64_t)piece->stride[outer - 1] == line)
-		line *= piece->extent[--outer];
-	for (uint32_t d = 0; d < outer; d++)
-		lines *= piece->extent[d];
-	for (uint64_t i = 0; i < lines; i++) {
+	while (outer > 0 && piece->stride[dims[outer - 1]] == (int64_t)line)
+		line *= piece->extent[dims[--outer]];
+	for (uint32_t i = 0; i < outer; i++)
+		lines *= piece->extent[dims[i]];
+	for (uint64_t n = 0; n < lines; n++) {
 		int64_t place = (int64_t)piece->place;
-		for (uint32_t d = 0; d < outer; d++)
-			place += (int64_t)at[d] * piece->stride[d];
+		for (uint32_t i = 0; i < outer; i++)
+			place += (int64_t)at[i] * piece->stride[dims[i]];
 		struct interval *interval = vec_add(list, sizeof(*interval));
 		if (interval == NULL)
 			return -ENOMEM;
 		*interval = (struct interval){(uint64_t)place, (uint64_t)place + line};
-		for (uint32_t d = outer; d > 0; d--) {
-			if (++at[d - 1] < piece->extent[d - 1])
+		for (uint32_t i = outer; i > 0; i--) {
+			if (++at[i - 1] < piece->extent[dims[i - 1]])
 				break;
-			at[d - 1] = 0;
+			at[i - 1] = 0;
 		}
 	}
 	return 0;
