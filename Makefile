@@ -15,10 +15,10 @@ VERSION = 0.1.0
 BUILD := build$(if $(filter-out gcc cc,$(CC)),-$(notdir $(CC)))$(if $(SAN),-$(SAN))
 
 LIBS_NEEDED = libfabric libzmq libcjson libxxhash
-# Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.
+# Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.  ?NAME may be missing.
 APT_BUILD = gcc make pkg-config libfabric-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
-APT_check = $(APT_demo) check python3-venv
+APT_check = $(APT_demo) check python3-venv ?chromium
 APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 
@@ -53,7 +53,7 @@ TEST_HELPERS = tests/main.c $(wildcard tests/gen*.c)
 TEST_SHARED = $(wildcard tests/*_world.c) tests/link_ends.c
 TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c))
 EXAMPLE_SOURCES := $(wildcard examples/*.c)
-DATA := $(wildcard planner/presets/*.json planner/models/*.json)
+DATA := $(wildcard planner/presets/*.json planner/models/*.json planner/page/*)
 
 # A line per file; V=1 prints the commands.
 SAY = $(if $(V),,@echo '  $(1)  $(2)' && )
@@ -106,7 +106,7 @@ $(BUILD)/%.o: %.c Makefile | $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
 $(BUILD)/planner/%.o: $(BUILD)/planner/%.c
 	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -c -o $@ $<
 
-# The presets and models, as one C table of strings, so that the binary needs no files.
+# The presets, the models and the page's files, as one C table of strings, so that the binary needs no files.
 $(BUILD)/planner/builtin_data.c: planner/embed.sh $(DATA)
 	@mkdir -p $(@D)
 	sh planner/embed.sh $(DATA) > $@

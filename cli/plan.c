@@ -13,28 +13,39 @@ struct plan_command {
 	struct rules rules;
 };
 
-static int put_report(const struct plan *plan, double seconds, const struct plan_command *wanted,
-		      struct ws_error *err)
+/* The page is written for a refused plan too (plan NULL): it lists the findings. */
+static int put_page(const struct plan *plan, double seconds, const struct plan_input *input,
+		    const struct findings *findings, const char *file, struct ws_error *err)
+{
+	struct page page = {.all = plan,
+			    .plan_seconds = seconds,
+			    .trainer = input->trainer,
+			    .rollout = input->rollout,
+			    .findings = findings};
+	struct writer out = WRITER_INIT(64u << 20);
+	int rc = page_write(&page, &out);
+
+	if (rc == 0)
+		rc = file_write(file, out.bytes, out.count, 0644, err);
+	else
+		ws_fail(err, rc, "no memory for the page '%s'", file);
+	writer_release(&out);
+	return rc;
+}
+
+static int put_report(const struct plan *plan, double seconds, bool as_json, struct ws_error *err)
 {
 	struct writer out = WRITER_INIT(256u << 20);
 	int rc = 0;
 
-	if (wanted->html_file != NULL) {
-		rc = plan_report_html(plan, seconds, &out);
-		if (rc == 0 && !out.failed)
-			rc = file_write(wanted->html_file, out.bytes, out.count, 0644, err);
-		else
-			rc = ws_fail(err, -ENOMEM, "no memory for the page");
-		writer_reset(&out);
-	}
-	if (wanted->as_json) {
+	if (as_json) {
 		struct json_writer json = {.out = &out};
-		plan_report_json(plan, seconds, &json);
+		plan_report_json(plan, seconds, NULL, &json);
 		write_format(&out, "\n");
 	} else {
 		plan_report_text(plan, seconds, &out);
 	}
-	if (rc == 0 && put_stdout(&out) != EXIT_OK)
+	if (put_stdout(&out) != EXIT_OK)
 		rc = ws_fail(err, -EIO, "the report was not written");
 	writer_release(&out);
 	return rc;
@@ -61,10 +72,20 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 	double seconds = (double)(clock_ns() - started) / 1e9;
 	if (rc == 0)
 		rc = plan_check(plan, &findings, err);
-	if (rc != 0)
+	bool planned = rc == 0;
+	if (!planned)
 		say_findings(&findings);
-	else
-		rc = put_report(plan, seconds, wanted, err);
+	if (wanted->html_file != NULL && (planned || findings.count > 0)) {
+		struct ws_error page_err = {0};
+		int page_rc = put_page(planned ? plan : NULL, seconds, input, &findings,
+				       wanted->html_file, &page_err);
+		if (page_rc != 0 && !planned)
+			say_failure(&page_err); /* err has why it was refused */
+		else if (page_rc != 0)
+			rc = ws_fail(err, page_rc, "%s", page_err.text);
+	}
+	if (rc == 0)
+		rc = put_report(plan, seconds, wanted->as_json, err);
 	plan_free(plan);
 	return rc;
 }

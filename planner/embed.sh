@@ -12,7 +12,7 @@ HEAD
 for file in "$@"; do
 	name=${file#planner/}
 	printf '\t{"%s",\n' "${name%.json}"
-	sed -e 's/\\/\\\\/g' -e 's/"/\\"/g' -e 's/^/\t "/' -e 's/$/\\n"/' "$file"
+	sed -e 's/\\/\\\\/g' -e 's/"/\\"/g' -e 's/?/\\?/g' -e 's/^/\t "/' -e 's/$/\\n"/' "$file"
 	printf '\t },\n'
 done
 printf '\t{NULL, NULL},\n};\n'

@@ -426,6 +426,10 @@ void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers);
 /* Whether the box lies in one piece, row after row, in a param that holds it as this piece says. */
 bool box_dense(const struct box *box, const struct piece *piece);
 
+/* ---- report.c: "1.234 GB" */
+#define BYTES_TEXT 16
+const char *bytes_text(uint64_t bytes, char *out, size_t room);
+
 /* ---- walk.c */
 /* Over all copies of a segment, and over all that both ends of a pair must agree on. */
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment);

@@ -402,9 +402,22 @@ bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
  */
 int plan_check(const struct plan *plan, struct findings *findings, struct ws_error *err);
 
-/* report.c: what `plan --json` and the table print; `all` is a plan of PLAN_ALL. */
-void plan_report_json(const struct plan *all, double plan_seconds, struct json_writer *json);
+/* warn.c: what is right but slow ("idle", "imbalance", "strided", "small", "ops"), as findings;
+ * `all` is a plan of PLAN_ALL. */
+void plan_warnings(const struct plan *all, struct findings *warnings);
+
+/* report.c: what `plan --json` (key: inside an object, or NULL) and the table print. */
+void plan_report_json(const struct plan *all, double plan_seconds, const char *key,
+		      struct json_writer *json);
 void plan_report_text(const struct plan *all, double plan_seconds, struct writer *out);
-int plan_report_html(const struct plan *all, double plan_seconds, struct writer *out);
+
+/* page.c: what `plan --html` writes: one page that stands alone.  Borrowed for the call. */
+struct page {
+	const struct plan *all; /* of PLAN_ALL, or NULL: refused, and the page lists the findings */
+	double plan_seconds;
+	const struct manifest *trainer, *rollout; /* each NULL where it couldn't be read */
+	const struct findings *findings;
+};
+int page_write(const struct page *page, struct writer *out); /* -ENOMEM */
 
 #endif

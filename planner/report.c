@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What people and programs read about a plan of all members: one JSON object, a table, and a
- * page that stands alone.
+ * What people and programs read about a plan of all members: a table and one JSON object.
  */
-#include "planner/plan_internal.h"
+#include <stdio.h>
 
-#define BARS_MAX 512 /* ranks drawn one by one on the page */
+#include "planner/plan_internal.h"
 
 static const char *const contiguity[4] = {"both", "target_only", "source_only", "none"};
 
@@ -20,7 +19,18 @@ static void put_side(struct json_writer *json, const char *key, uint64_t min, ui
 	json_end_object(json);
 }
 
-void plan_report_json(const struct plan *all, double plan_seconds, struct json_writer *json)
+/* What pairs write: the tensors' bytes, and the gaps between those that are packed. */
+static uint64_t wire_bytes(const struct plan *all)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < plan_send_pair_count(all); i++)
+		bytes += plan_send_pair(all, i)->bytes;
+	return bytes;
+}
+
+void plan_report_json(const struct plan *all, double plan_seconds, const char *key,
+		      struct json_writer *json)
 {
 	const struct plan_totals *totals = &all->totals;
 	char digest[20];
@@ -28,7 +38,7 @@ void plan_report_json(const struct plan *all, double plan_seconds, struct json_w
 
 	write_format(&text, "%016" PRIx64, all->digest);
 	write_u8(&text, 0);
-	json_begin_object(json, NULL);
+	json_begin_object(json, key);
 	json_put_text(json, "digest", digest);
 	json_put_text(json, "model", manifest_model(all->input.rollout));
 	json_put_u64(json, "trainers", all->trainer_count);
@@ -36,6 +46,7 @@ void plan_report_json(const struct plan *all, double plan_seconds, struct json_w
 	json_put_u64(json, "replica_ranks", all->rollout_count);
 	json_put_u64(json, "members", all->member_count);
 	json_put_u64(json, "total_bytes", totals->bytes);
+	json_put_u64(json, "wire_bytes", wire_bytes(all));
 	json_put_u64(json, "boxes", totals->boxes);
 	json_put_u64(json, "runs", totals->runs);
 	json_put_u64(json, "copies", totals->copies);
@@ -62,128 +73,125 @@ void plan_report_json(const struct plan *all, double plan_seconds, struct json_w
 	json_end_object(json);
 }
 
-static double ratio(uint64_t max, uint64_t mean)
+const char *bytes_text(uint64_t bytes, char *out, size_t room)
 {
-	return mean == 0 ? 1.0 : (double)max / (double)mean;
+	static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+	double value = (double)bytes;
+	size_t unit = 0;
+
+	for (; value >= 999.95 && unit + 1 < ARRAY_SIZE(units); unit++)
+		value /= 1000;
+	int digits = unit == 0 ? 0 : value < 9.9995 ? 3 : value < 99.995 ? 2 : 1;
+	snprintf(out, room, "%.*f %s", digits, value, units[unit]);
+	return out;
 }
 
-static void text_side(struct writer *out, const char *name, uint32_t count, uint64_t min,
-		      uint64_t mean, uint64_t max)
+static void text_side(struct writer *out, const char *name, uint32_t count, uint64_t least,
+		      uint64_t mean, uint64_t most, uint32_t idle)
 {
+	char text[3][BYTES_TEXT];
+
+	write_format(out, "%-10s %6" PRIu32 " %12s %12s %12s %12.3f %6" PRIu32 "\n", name, count,
+		     bytes_text(least, text[0], sizeof(text[0])),
+		     bytes_text(mean, text[1], sizeof(text[1])),
+		     bytes_text(most, text[2], sizeof(text[2])),
+		     mean == 0 ? 1.0 : (double)most / (double)mean, idle);
+}
+
+static uint32_t receivers_idle(const struct plan *all)
+{
+	uint32_t idle = 0;
+
+	for (uint32_t i = all->trainer_count; i < all->member_count; i++)
+		idle += all->received[i] == 0;
+	return idle;
+}
+
+static void text_totals(const struct plan *all, struct writer *out)
+{
+	const struct plan_totals *totals = &all->totals;
+	static const char *const where[4] = {"both ends", "the rollout only", "the trainer only",
+					     "neither end"};
+	char text[BYTES_TEXT];
+
+	write_format(out, "\n%-10s %6s %12s %12s %12s %12s %6s\n", "", "ranks", "least", "mean",
+		     "most", "most/mean", "idle");
+	text_side(out, "senders", all->trainer_count, totals->send_min, totals->send_mean,
+		  totals->send_max, totals->senders_idle);
+	text_side(out, "receivers", all->member_count - all->trainer_count, totals->receive_min,
+		  totals->receive_mean, totals->receive_max, receivers_idle(all));
+	if (all->input.rules.fanout != FANOUT_NONE)
+		text_side(out, "  direct", all->member_count - all->trainer_count,
+			  totals->trainer_min, totals->trainer_mean, totals->trainer_max, 0);
+	write_format(out, "\n%s (%" PRIu64 " bytes) in %" PRIu64 " writes between %zu pairs\n",
+		     bytes_text(totals->bytes, text, sizeof(text)), totals->bytes, totals->ops,
+		     all->pairs.count);
 	write_format(out,
-		     "%-12s %6" PRIu32 "  min %14" PRIu64 "  mean %14" PRIu64 "  max %14" PRIu64
-		     "  max/mean %.3f\n",
-		     name, count, min, mean, max, ratio(max, mean));
+		     "%" PRIu64 " boxes, %" PRIu64 " runs, %" PRIu64 " copies, %" PRIu64
+		     " classes\n",
+		     totals->boxes, totals->runs, totals->copies, totals->classes);
+	if (all->input.rules.fanout != FANOUT_NONE)
+		write_format(out, "fan-out %s: rollouts forward %s of it\n",
+			     fanout_name(all->input.rules.fanout),
+			     bytes_text(totals->forward_bytes, text, sizeof(text)));
+	write_format(out, "\n%-18s %14s %8s\n", "contiguous at", "boxes", "share");
+	for (size_t i = 0; i < ARRAY_SIZE(where); i++)
+		write_format(out, "%-18s %14" PRIu64 " %6.1f %%\n", where[i],
+			     totals->class_count[i],
+			     totals->boxes == 0 ? 0.0
+						: 100.0 * (double)totals->class_count[i] /
+							  (double)totals->boxes);
+}
+
+/* Buckets of equal size, as layers are, share a line. */
+static void text_buckets(const struct plan *all, struct writer *out)
+{
+	const struct unit_bucket *buckets = all->buckets;
+	char range[32], text[BYTES_TEXT];
+
+	write_format(out, "\n%-12s %12s %9s  %s\n", "bucket", "bytes each", "tensors", "name");
+	for (uint32_t b = 0, end; b < all->bucket_count; b = end) {
+		for (end = b + 1; end < all->bucket_count; end++)
+			if (buckets[end].bytes != buckets[b].bytes ||
+			    buckets[end].unit_count != buckets[b].unit_count)
+				break;
+		snprintf(range, sizeof(range), "%" PRIu32, b);
+		if (end > b + 1)
+			snprintf(range, sizeof(range), "%" PRIu32 " to %" PRIu32, b, end - 1);
+		write_format(out, "%-12s %12s %9" PRIu32 "  %s%s%s\n", range,
+			     bytes_text(buckets[b].bytes, text, sizeof(text)),
+			     buckets[b].unit_count, buckets[b].name, end > b + 1 ? " to " : "",
+			     end > b + 1 ? buckets[end - 1].name : "");
+	}
+}
+
+static void text_warnings(const struct plan *all, struct writer *out)
+{
+	struct arena arena = {0};
+	struct findings warnings = {.arena = &arena};
+
+	plan_warnings(all, &warnings);
+	if (warnings.count > 0)
+		write_format(out, "\n");
+	for (const struct finding *at = warnings.first; at != NULL; at = at->next)
+		write_format(out, "warning: %s: %s %s\n", at->kind, at->where, at->text);
+	arena_release(&arena);
 }
 
 void plan_report_text(const struct plan *all, double plan_seconds, struct writer *out)
 {
-	const struct plan_totals *totals = &all->totals;
+	const struct manifest *trainer = all->input.trainer, *rollout = all->input.rollout;
 
+	write_format(out, "plan %016" PRIx64 " of '%s', made in %.3f s\n", all->digest,
+		     manifest_model(rollout), plan_seconds);
 	write_format(out,
-		     "plan %016" PRIx64 " of '%s': %" PRIu32 " trainers, %" PRIu32
-		     " replicas of %" PRIu32 " ranks, made in %.3f s\n",
-		     all->digest, manifest_model(all->input.rollout), all->trainer_count,
-		     all->input.replica_count, all->rollout_count, plan_seconds);
-	text_side(out, "senders", all->trainer_count, totals->send_min, totals->send_mean,
-		  totals->send_max);
-	text_side(out, "receivers", all->member_count - all->trainer_count, totals->receive_min,
-		  totals->receive_mean, totals->receive_max);
-	if (all->input.rules.fanout != FANOUT_NONE) {
-		text_side(out, "  trainers'", all->member_count - all->trainer_count,
-			  totals->trainer_min, totals->trainer_mean, totals->trainer_max);
-		write_format(out, "fan-out %s: rollouts forward %" PRIu64 " bytes\n",
-			     fanout_name(all->input.rules.fanout), totals->forward_bytes);
-	}
-	write_format(out,
-		     "bytes %" PRIu64 "  boxes %" PRIu64 "  runs %" PRIu64 "  copies %" PRIu64
-		     "  ops %" PRIu64 "  pairs %zu  idle senders %" PRIu32 "\n",
-		     totals->bytes, totals->boxes, totals->runs, totals->copies, totals->ops,
-		     all->pairs.count, totals->senders_idle);
-	write_format(out,
-		     "boxes by contiguity: both ends %" PRIu64 ", target only %" PRIu64
-		     ", source only %" PRIu64 ", neither %" PRIu64 "\n",
-		     totals->class_count[0], totals->class_count[1], totals->class_count[2],
-		     totals->class_count[3]);
-	write_format(out, "%-6s %14s  %s\n", "bucket", "bytes", "name");
-	for (uint32_t b = 0; b < all->bucket_count; b++)
-		write_format(out, "%-6" PRIu32 " %14" PRIu64 "  %s\n", b, all->buckets[b].bytes,
-			     all->buckets[b].name);
-}
-
-static void html_text(struct writer *out, const char *text)
-{
-	for (; *text != '\0'; text++)
-		switch (*text) {
-		case '<':
-			write_format(out, "&lt;");
-			break;
-		case '>':
-			write_format(out, "&gt;");
-			break;
-		case '&':
-			write_format(out, "&amp;");
-			break;
-		case '"':
-			write_format(out, "&quot;");
-			break;
-		default:
-			write_u8(out, (uint8_t)*text);
-		}
-}
-
-/* Bars of members [first, first + count): each one's share of the largest. */
-static void html_bars(struct writer *out, const struct plan *all, const char *title, uint32_t first,
-		      uint32_t count, const uint64_t *bytes, uint64_t max)
-{
-	char name[96];
-
-	write_format(out, "<h2>%s</h2>\n<table class=bars>\n", title);
-	for (uint32_t i = first; i < first + MIN(count, BARS_MAX); i++) {
-		double share = max == 0 ? 0 : 100.0 * (double)bytes[i] / (double)max;
-		write_format(out,
-			     "<tr><td>%s<td class=n>%" PRIu64
-			     "<td><div style=\"width:%.1f%%\"></div>\n",
-			     plan_member_name(all, i, name, sizeof(name)), bytes[i], share);
-	}
-	if (count > BARS_MAX)
-		write_format(out, "<tr><td colspan=3>and %" PRIu32 " more\n", count - BARS_MAX);
-	write_format(out, "</table>\n");
-}
-
-int plan_report_html(const struct plan *all, double plan_seconds, struct writer *out)
-{
-	const struct plan_totals *totals = &all->totals;
-
-	write_format(
-		out,
-		"<!doctype html>\n<meta charset=utf-8>\n<title>weightsync plan</title>\n<style>\n"
-		"body{font:14px sans-serif;margin:2em}td{padding:1px 8px}.n{text-align:right}\n"
-		".bars td:last-child{width:50vw}.bars div{background:#47a;height:11px}\n"
-		"pre{background:#eee;padding:1em}\n</style>\n<h1>Plan of ");
-	html_text(out, manifest_model(all->input.rollout));
-	write_format(out, "</h1>\n<pre>\n");
-	struct writer table = WRITER_INIT(64u << 20);
-	plan_report_text(all, plan_seconds, &table);
-	write_u8(&table, 0);
-	bool failed = table.failed;
-	if (!failed)
-		html_text(out, (const char *)table.bytes);
-	writer_release(&table);
-	write_format(out, "</pre>\n");
-	html_bars(out, all, "Bytes sent", 0, all->trainer_count, all->sent, totals->send_max);
-	html_bars(out, all, "Bytes received", all->trainer_count,
-		  all->member_count - all->trainer_count, all->received, totals->receive_max);
-	write_format(out,
-		     "<h2>Buckets</h2>\n<table>\n<tr><th>bucket<th>bytes<th>tensors<th>name\n");
-	for (uint32_t b = 0; b < all->bucket_count; b++) {
-		write_format(out,
-			     "<tr><td class=n>%" PRIu32 "<td class=n>%" PRIu64
-			     "<td class=n>%" PRIu32 "<td>",
-			     b, all->buckets[b].bytes, all->buckets[b].unit_count);
-		html_text(out, all->buckets[b].name);
-		write_format(out, "\n");
-	}
-	write_format(out, "</table>\n");
-	return failed || out->failed ? -ENOMEM : 0;
+		     "%" PRIu32 " trainer%s (%s) to %" PRIu32 " replica%s of %" PRIu32
+		     " rank%s (%s)\n",
+		     all->trainer_count, all->trainer_count == 1 ? "" : "s",
+		     manifest_framework(trainer), all->input.replica_count,
+		     all->input.replica_count == 1 ? "" : "s", all->rollout_count,
+		     all->rollout_count == 1 ? "" : "s", manifest_framework(rollout));
+	text_totals(all, out);
+	text_buckets(all, out);
+	text_warnings(all, out);
 }

@@ -54,7 +54,7 @@ gives 1 'layout' weightsync manifest --model model --side trainer --layout fdsp2
 gives 1 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=3 -o X.json
 gives 0 'sender' weightsync plan T.json R.json --replicas 2
 gives 0 '' weightsync plan T.json R.json --replicas 2 --html plan.html
-grep -q '<!doctype html>' plan.html && ! grep -q 'http' plan.html && passed "plan --html: one page, nothing from elsewhere" ||
+grep -q '<!doctype html>' plan.html && ! grep -q 'https*:' plan.html && passed "plan --html: one page, nothing from elsewhere" ||
 	failed "plan --html: one page" "no"
 gives 1 "rollout's side" weightsync plan R.json T.json
 weightsync plan T.json R.json --replicas 2 --json >plan.json 2>out &&

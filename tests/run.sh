@@ -132,6 +132,7 @@ check() {
 	part "faults: what dies and what is bad" scripts build faults
 	part "the command line, examples, memory, the reference safetensors" scripts build cli examples dump memory \
 		safetensors_reference
+	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined
 	part "the same under asan+ubsan" programs build-address,undefined
 }

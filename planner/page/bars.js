@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Bars against their mean: bytes per NIC at both ends, and bytes per bucket.  Where there are more
+// bars than pixels, a pixel is filled up to the least of its bars and shaded up to the most.
+
+class Bars extends Chart {
+	constructor(figure, values, read, name) {
+		super(figure, values.length, 1, 'Point to a bar to read it.');
+		this.values = values;
+		this.read = read;
+		this.name = name; // of a bar, on the axis
+		this.least = values.reduce((a, b) => Math.min(a, b), Infinity);
+		this.most = values.reduce((a, b) => Math.max(a, b), 0);
+		this.mean = values.reduce((a, b) => a + b, 0) / values.length;
+		this.fromZero = true;
+	}
+
+	size(width) {
+		return {width: Math.min(width, this.whole.x1 * 96), height: 150};
+	}
+
+	// What the axis goes from and to.
+	range() {
+		if (this.fromZero || this.least === this.most)
+			return [0, (this.most || 1) * 1.12];
+		const pad = (this.most - this.least) * 0.12;
+		return [Math.max(0, this.least - pad), this.most + pad];
+	}
+
+	pixelOf(value) {
+		const [low, high] = this.range();
+		return this.plot.top + (1 - (value - low) / (high - low)) * this.plot.height;
+	}
+
+	draw(pen, plot) {
+		this.drawTicks(pen, plot);
+		pen.save();
+		pen.beginPath();
+		pen.rect(plot.left, plot.top, plot.width, plot.height);
+		pen.clip();
+		this.drawBars(pen, plot);
+		pen.restore();
+		this.drawMean(pen, plot);
+		this.drawNames(pen, plot);
+	}
+
+	drawTicks(pen, plot) {
+		pen.textAlign = 'right';
+		pen.textBaseline = 'middle';
+		for (const value of ticks(...this.range(), 4)) {
+			const y = Math.round(this.pixelOf(value)) + 0.5;
+			pen.fillStyle = color('line');
+			pen.fillRect(plot.left, y - 0.5, plot.width, 1);
+			pen.fillStyle = color('soft');
+			pen.fillText(tickName(value, this.most), plot.left - 8, y);
+		}
+	}
+
+	// Narrow bars stand pixel by pixel of the screen, so that none is blurred; those that share a
+	// pixel are shaded from the least to the most.
+	drawBars(pen, plot) {
+		const {x0, x1} = this.view, count = x1 - x0, bar = plot.width / count;
+		const pixels = Math.round(plot.width * this.ratio);
+		if (bar > 6)
+			return this.drawWideBars(pen, bar > 24 ? 8 : 1);
+		for (let pixel = 0; pixel < pixels; pixel++) {
+			const first = x0 + Math.floor(pixel * count / pixels);
+			const end = Math.max(first + 1, x0 + Math.floor((pixel + 1) * count / pixels));
+			const shared = this.values.subarray(first, end);
+			const least = Math.min(...shared), most = Math.max(...shared);
+			const left = (Math.round(plot.left * this.ratio) + pixel) / this.ratio;
+			if (most > least)
+				this.drawBar(pen, left, 1 / this.ratio, most, 0.45);
+			this.drawBar(pen, left, 1 / this.ratio, least, 1);
+		}
+	}
+
+	drawWideBars(pen, gap) {
+		for (let x = this.view.x0; x < this.view.x1; x++) {
+			const left = this.pixelX(x) + gap / 2, right = this.pixelX(x + 1) - gap / 2;
+			this.drawBar(pen, left, right - left, this.values[x], 1);
+		}
+	}
+
+	// Blue up to the mean, vermilion above it.
+	drawBar(pen, left, width, value, alpha) {
+		const foot = this.plot.top + this.plot.height, mean = this.pixelOf(Math.min(value, this.mean));
+		pen.globalAlpha = alpha;
+		pen.fillStyle = color('base');
+		pen.fillRect(left, mean, width, foot - mean);
+		pen.fillStyle = color('over');
+		if (value > this.mean)
+			pen.fillRect(left, this.pixelOf(value), width, mean - this.pixelOf(value));
+		pen.globalAlpha = 1;
+	}
+
+	drawMean(pen, plot) {
+		const y = Math.round(this.pixelOf(this.mean)) + 0.5;
+		pen.strokeStyle = color('ink');
+		pen.setLineDash([5, 3]);
+		pen.beginPath();
+		pen.moveTo(plot.left, y);
+		pen.lineTo(plot.left + plot.width, y);
+		pen.stroke();
+		pen.setLineDash([]);
+		this.drawMeanName(pen, plot, `mean ${short(this.mean)}`, y);
+	}
+
+	// Beside the bars where these are few, else on them, with a rim.
+	drawMeanName(pen, plot, words, y) {
+		const beside = this.figure.clientWidth - plot.left - plot.width > 130;
+		const x = plot.left + plot.width + (beside ? 6 : -4);
+		pen.textAlign = beside ? 'left' : 'right';
+		pen.textBaseline = beside ? 'middle' : 'bottom';
+		const top = beside ? y : Math.max(y - 3, plot.top + 12);
+		pen.lineWidth = 4;
+		pen.lineJoin = 'round';
+		pen.strokeStyle = color('card');
+		pen.strokeText(words, x, top);
+		pen.fillStyle = color('ink');
+		pen.fillText(words, x, top);
+		pen.lineWidth = 1;
+	}
+
+	drawNames(pen, plot) {
+		pen.fillStyle = color('soft');
+		pen.textAlign = 'center';
+		pen.textBaseline = 'top';
+		for (const x of steps(this.view.x0, this.view.x1, plot.width, 56))
+			pen.fillText(this.name(x), this.pixelX(x + 0.5), plot.top + plot.height + 6);
+	}
+}
+
+// On an axis whose largest value is `most`: round numbers need no digits.
+function tickName(value, most) {
+	return value === 0 ? '0' : short(value).replace(/\.?0+(?=\u00a0)/, '');
+}
+
+// ---- NICs.
+
+// Bytes of each NIC of members [first, end), and whose it is.
+function nicsOf(bytes, first, end) {
+	const owners = [], values = [];
+	for (let member = first; member < end; member++)
+		for (let nic = 0; nic < places[member].nics; nic++) {
+			owners.push({member, nic});
+			values.push(bytes[member] / places[member].nics);
+		}
+	return {owners, values: Float64Array.from(values)};
+}
+
+function readNic({member, nic}, bytes, mean) {
+	const {host, nics, mbps} = places[member];
+	const which = nics > 1 ? `, NIC ${nic} of ${nics}` : '';
+	const speed = mbps / nics; // mbps is that of all its NICs
+	const time = mbps > 0 ? `; ${(bytes * 8 / speed / 1e6).toFixed(3)} s at ${speed / 1000} Gb/s` : '';
+	return `${memberName(member)}${which}${host ? ` on host ${host}` : ''}: ${both(bytes)}, ` +
+	       `${times(bytes, mean)} times the mean${time}`;
+}
+
+function showNics() {
+	const section = document.getElementById('nics');
+	const {trainers, members} = data.plan;
+	const charts = [['senders', data.sent, 0, Math.max(trainers, lastBusy(data.sent) + 1)],
+			['receivers', data.received, trainers, members]].map(([id, bytes, first, end]) => {
+		const {owners, values} = nicsOf(bytes, first, end);
+		const figure = document.getElementById(id);
+		const chart = new Bars(figure, values, (x) => readNic(owners[x], values[x], chart.mean),
+				       (x) => axisName(owners[x].member));
+		Object.assign(figure.dataset, {bars: values.length, least: chart.least, most: chart.most,
+					       bytes: bytes.slice(first, end).reduce((a, b) => a + b, 0)});
+		return chart;
+	});
+	section.hidden = false;
+	section.querySelector('.figures').classList.toggle('beside', charts.every((chart) => chart.values.length <= FEW / 2));
+	choice(section.querySelector('.choice'), ['from zero', 'around the mean'], 0, (which) => {
+		for (const chart of charts) {
+			chart.fromZero = which === 0;
+			chart.repaint();
+		}
+	});
+	dark.addEventListener('change', () => charts.forEach((chart) => chart.repaint()));
+	showMembers(section.querySelector('details'));
+}
+
+// Rollout ranks that forward are senders too.
+function lastBusy(bytes) {
+	return bytes.findLastIndex((n) => n > 0);
+}
+
+// ---- Buckets.
+
+function showBuckets() {
+	const section = document.getElementById('buckets');
+	const buckets = data.buckets;
+	const chart = new Bars(section.querySelector('figure'), Float64Array.from(buckets, (bucket) => bucket[1]),
+			       (x) => `bucket ${x}, ${buckets[x][0]}: ${both(buckets[x][1])}, ${plural(buckets[x][2], 'tensor')}`,
+			       (x) => String(x));
+	section.hidden = false;
+	section.dataset.bytes = buckets.reduce((sum, bucket) => sum + bucket[1], 0);
+	dark.addEventListener('change', () => chart.repaint());
+	later(section.querySelector('details'), (table) => {
+		fillTable(table, ['#bucket', 'name', '#tensors', '#bytes'],
+			  buckets.map(([name, bytes, tensors], i) => [i, name, exact(tensors), exact(bytes)]));
+	});
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From numbers to colours: viridis, whose lightness rises evenly, so that it reads without hue
+// (colour-blind eyes, grey prints).  On a dark page more is lighter, on a light page more is darker.
+
+const viridis = [
+	[68, 1, 84], [72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140],
+	[34, 168, 132], [68, 191, 112], [122, 209, 81], [189, 223, 38], [253, 231, 37],
+];
+
+const dark = matchMedia('(prefers-color-scheme: dark)');
+
+// A colour of the style sheet: ink, soft, line, ...
+function color(name) {
+	return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+// 0..1 to [red, green, blue].
+function ramp(share) {
+	const at = (dark.matches ? share : 1 - share) * (viridis.length - 1);
+	const low = Math.min(Math.floor(at), viridis.length - 2);
+	return viridis[low].map((from, i) => Math.round(from + (viridis[low + 1][i] - from) * (at - low)));
+}
+
+function rgb([red, green, blue]) {
+	return `rgb(${red},${green},${blue})`;
+}
+
+// Black or white, whichever is read on the colour.
+function inkOn([red, green, blue]) {
+	return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff';
+}
+
+// Where a value stands between the smallest and the largest: linear or by its logarithm.
+class Scale {
+	constructor(low, high, log) {
+		Object.assign(this, {low, high, log});
+	}
+
+	share(value) {
+		if (this.high <= this.low)
+			return 0.75;
+		return this.log ? Math.log(value / this.low) / Math.log(this.high / this.low)
+				: (value - this.low) / (this.high - this.low);
+	}
+
+	value(share) {
+		return this.log ? this.low * (this.high / this.low) ** share
+				: this.low + (this.high - this.low) * share;
+	}
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the page shows, as one JSON object: what `plan --json` says, and what is too much for it:
+ * bytes by member, by pair and by bucket, places and sentences.
+ */
+#include "planner/page_internal.h"
+
+static void put_side(struct json_writer *json, const char *key, const struct manifest *manifest)
+{
+	if (manifest == NULL)
+		return;
+	json_begin_object(json, key);
+	json_put_text(json, "framework", manifest_framework(manifest));
+	json_put_text(json, "model", manifest_model(manifest));
+	json_put_u64(json, "ranks", manifest_world(manifest));
+	json_end_object(json);
+}
+
+static void put_findings(struct json_writer *json, const char *key, const struct findings *findings)
+{
+	json_begin_object(json, key);
+	json_put_u64(json, "count", findings->count);
+	json_begin_array(json, "list");
+	for (const struct finding *at = findings->first; at != NULL; at = at->next) {
+		json_begin_array(json, NULL);
+		json_put_text(json, NULL, at->kind);
+		json_put_text(json, NULL, at->where);
+		json_put_text(json, NULL, at->text);
+		json_end_array(json);
+	}
+	json_end_array(json);
+	json_end_object(json);
+}
+
+static bool place_same(const struct place *a, const struct place *b)
+{
+	return a->nic_count == b->nic_count && a->mbps == b->mbps && strcmp(a->host, b->host) == 0;
+}
+
+/* [host, NICs, Mb/s, how many members in a row] */
+static void put_places(struct json_writer *json, const struct plan *all)
+{
+	const struct place *places = all->input.places;
+
+	json_begin_array(json, "places");
+	for (uint32_t i = 0, run; places != NULL && i < all->member_count; i += run) {
+		for (run = 1; i + run < all->member_count;)
+			if (!place_same(&places[i], &places[i + run]))
+				break;
+			else
+				run++;
+		json_begin_array(json, NULL);
+		json_put_text(json, NULL, places[i].host);
+		json_put_u64(json, NULL, places[i].nic_count);
+		json_put_u64(json, NULL, places[i].mbps);
+		json_put_u64(json, NULL, run);
+		json_end_array(json);
+	}
+	json_end_array(json);
+}
+
+static void put_members(struct json_writer *json, const char *key, const uint64_t *bytes,
+			uint32_t count)
+{
+	json_begin_array(json, key);
+	for (uint32_t i = 0; i < count; i++)
+		json_put_u64(json, NULL, bytes[i]);
+	json_end_array(json);
+}
+
+static void put_buckets(struct json_writer *json, const struct plan *all)
+{
+	json_begin_array(json, "buckets");
+	for (uint32_t b = 0; b < plan_bucket_count(all); b++) {
+		json_begin_array(json, NULL);
+		json_put_text(json, NULL, plan_bucket_name(all, b));
+		json_put_u64(json, NULL, all->buckets[b].bytes);
+		json_put_u64(json, NULL, all->buckets[b].unit_count);
+		json_end_array(json);
+	}
+	json_end_array(json);
+}
+
+static int put_plan(const struct page *page, struct json_writer *json)
+{
+	const struct plan *all = page->all;
+	struct arena arena = {0};
+	struct findings warnings = {.arena = &arena};
+
+	json_begin_array(json, "replicas");
+	for (uint32_t i = 0; i < all->input.replica_count; i++)
+		json_put_u64(json, NULL, all->input.replicas[i]);
+	json_end_array(json);
+	put_places(json, all);
+	put_members(json, "sent", all->sent, all->member_count);
+	put_members(json, "received", all->received, all->member_count);
+	put_buckets(json, all);
+	plan_warnings(all, &warnings);
+	put_findings(json, "warnings", &warnings);
+	arena_release(&arena);
+	plan_report_json(all, page->plan_seconds, "plan", json);
+	return page_matrix(all, json);
+}
+
+int page_data(const struct page *page, struct json_writer *json)
+{
+	int rc = 0;
+
+	json_begin_object(json, NULL);
+	json_put_text(json, "version", WS_VERSION);
+	put_side(json, "trainer", page->trainer);
+	put_side(json, "rollout", page->rollout);
+	put_findings(json, "findings", page->findings);
+	if (page->all != NULL)
+		rc = put_plan(page, json);
+	json_end_object(json);
+	return rc != 0 || json->out->failed ? -ENOMEM : 0;
+}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must be seen on the page of `weightsync plan --html`.
+
+page.py manifests T R                    writes a pair of manifests with hostile names, and one that is refused
+page.py PAGE DOM PLAN.json BROWSER.log   checks what a browser made of the page against `plan --json`
+"""
+import json
+import sys
+from html.parser import HTMLParser
+
+HOSTILE = "</script><script>console.error('in')</script><img src=x onerror=console.error(1)>\"'&<!-- data -->\u2028"
+
+
+def manifest(side, axis, ranks, tensors):
+    names = ["%d%s" % (i, HOSTILE) for i in range(tensors)]
+    return {
+        "ws_manifest": 1, "side": side, "framework": side + HOSTILE, "model": "model " + HOSTILE, "world": ranks,
+        "tensors": [{"name": name, "dtype": "bf16", "shape": [4096, 64 + i]} for i, name in enumerate(names)],
+        "meshes": {"all": {"axes": [[axis, ranks]], "order": "row"}},
+        "params": [{"p": name, "x": ["s", ["t", name], 0, axis]} for name in names],
+    }
+
+
+def write_manifests(trainers, rollouts):
+    for name, made in (("many-T", manifest("trainer", "dp", trainers, 3)), ("many-R", manifest("rollout", "tp", rollouts, 3)),
+                       ("refused-T", manifest("trainer", "dp", 4, 3)), ("refused-R", manifest("rollout", "tp", 2, 5))):
+        with open(name + ".json", "w") as file:
+            json.dump(made, file)
+
+
+class Seen(HTMLParser):
+    """Elements with an id, and <body>: their attributes and their text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.attributes, self.text, self.open, self.scripts, self.images = {}, {}, [], 0, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.scripts += tag == "script"
+        self.images += tag == "img"
+        name = attributes.get("id") or (tag if tag == "body" else None)
+        if name:
+            self.attributes[name] = attributes
+        if tag not in ("meta", "input", "img"): # the rest of what a browser writes down is closed
+            self.open.append((tag, name))
+
+    def handle_endtag(self, tag):
+        while self.open and tag in [one for one, _ in self.open]:
+            if self.open.pop()[0] == tag:
+                break
+
+    def handle_data(self, text):
+        for _, name in self.open:
+            if name:
+                self.text[name] = self.text.get(name, "") + text
+
+    def number(self, name, key):
+        return float(self.attributes[name]["data-" + key])
+
+
+def exact(bytes_):
+    return "{:,}".format(bytes_).replace(",", "\u202f")
+
+
+def check_plan(seen, plan, done):
+    trainers, rollouts = plan["trainers"], plan["members"] - plan["trainers"]
+    assert seen.number("matrix", "columns") == trainers and seen.number("matrix", "rows") == rollouts
+    assert seen.number("matrix", "cells") == trainers * rollouts, "a cell for each pair of ranks"
+    assert seen.number("matrix", "pairs") == plan["pairs"]
+    assert seen.number("matrix", "bytes") == plan["wire_bytes"]
+    assert seen.number("senders", "bytes") == plan["total_bytes"] == seen.number("receivers", "bytes")
+    assert seen.number("buckets", "bytes") == plan["total_bytes"]
+    nics = seen.number("senders", "bars") / trainers
+    assert seen.number("senders", "most") * nics == plan["senders"]["bytes_max"]
+    assert seen.number("receivers", "least") * nics == plan["receivers"]["bytes_min"]
+    assert exact(plan["total_bytes"]) in seen.text["figures"], "the exact sum is on the page"
+    for name in ("matrix", "senders", "receivers", "buckets"):
+        picture = done["pictures"][name]
+        assert picture["whole"] > 500, "drawn"
+        assert 0.97 < picture["again"] / picture["whole"] < 1.03, "the same after a closer look"
+        assert picture["first"] != picture["last"] != picture["zoomed"], "arrows read other values"
+    assert done["pictures"]["senders"]["first"].startswith("trainer 0"), done["pictures"]["senders"]
+    assert done["pictures"]["matrix"]["last"].startswith("trainer %d \u2192 rollout 0.%d:" % (trainers - 1, rollouts - 1))
+    members = done["tables"]["nics"]
+    assert len(members) == plan["members"] + 1
+    assert sum(int(row[3].replace("\u202f", "")) for row in members[1:]) == plan["total_bytes"]
+    assert len(done["tables"]["buckets"]) == plan["buckets"] + 1
+    assert sum(int(row[1].replace("\u202f", "")) for row in done["tables"]["shapes"][1:5]) == plan["boxes"]
+
+
+def check_refused(seen, done):
+    assert "hidden" not in seen.attributes["findings"] and "hidden" in seen.attributes["matrix"]
+    faults = done["tables"]["findings"][1:]
+    assert len(faults) == seen.number("findings", "count")
+    assert {row[0] for row in faults} == {"missing"} and {row[1] for row in faults} == {"3" + HOSTILE, "4" + HOSTILE}, faults
+    assert "Refused: %d faults" % len(faults) in seen.text["verdict"]
+
+
+def main():
+    page, dom, plan, log = (open(name, encoding="utf-8", errors="replace").read() for name in sys.argv[1:5])
+    assert log == "", "the console says: " + log
+    for word in ("http:", "https:", "src=", "url(", "@import", "fetch("):
+        assert word not in page.replace(HOSTILE, "").replace("img src=x", ""), "the page reaches out: " + word
+    seen = Seen(dom)
+    assert seen.attributes["body"].get("data-shown") == "yes", "the page's script came to its end"
+    assert seen.scripts == 3 and seen.images == 0, "a name became HTML"
+    done = json.loads(seen.attributes["body"]["data-seen"])
+    if "many" in sys.argv[1] or "refused" in sys.argv[1]:
+        assert seen.text["model"] == "model " + HOSTILE, seen.text["model"]
+    if plan:
+        check_plan(seen, json.loads(plan), done)
+    else:
+        check_refused(seen, done)
+    print("ok page: %s: pictures, tables and sums as in the plan, nothing said on the console" % sys.argv[1][:-5])
+
+
+if sys.argv[1] == "manifests":
+    write_manifests(int(sys.argv[2]), int(sys.argv[3]))
+else:
+    main()
