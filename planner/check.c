@@ -261,6 +261,34 @@ static int follow_part(struct checking *checking, uint32_t member, const struct 
 	return rc;
 }
 
+/*
+ * All repetitions of a part as one part: where the steps go on along one of its dims that dim is
+ * longer, else they are a dim more.  False where there is no room for one.
+ */
+static bool repeated(const struct stored_copy *copy, const struct plan_part *part,
+		     struct plan_part *whole)
+{
+	*whole = *part;
+	for (uint32_t d = 0; d < part->dim_count; d++)
+		if (copy->src_step == part->src_stride[d] * (int64_t)part->extent[d] &&
+		    copy->dst_step == part->dst_stride[d] * (int64_t)part->extent[d]) {
+			whole->extent[d] *= copy->repeat;
+			return true;
+		}
+	if (part->dim_count == BOX_DIM_MAX)
+		return false;
+	for (uint32_t d = part->dim_count; d > 0; d--) {
+		whole->extent[d] = part->extent[d - 1];
+		whole->src_stride[d] = part->src_stride[d - 1];
+		whole->dst_stride[d] = part->dst_stride[d - 1];
+	}
+	whole->dim_count++;
+	whole->extent[0] = copy->repeat;
+	whole->src_stride[0] = copy->src_step;
+	whole->dst_stride[0] = copy->dst_step;
+	return true;
+}
+
 /* What a param's copies are is one kind's business: else a bucket would not be whole. */
 static bool touch(struct peer *peer, uint32_t param, uint32_t kind)
 {
@@ -270,35 +298,81 @@ static bool touch(struct peer *peer, uint32_t param, uint32_t kind)
 	return fits;
 }
 
+/* What of a copy is checked part by part. */
+struct part_check {
+	struct checking *checking;
+	uint32_t member;
+	const struct place_of_copy *at;
+	struct peer *from, *to;
+	struct spot_param source, target;
+	char why[1200];
+};
+
+/* One repetition, or all as one.  0, 1 and a finding, -ENOMEM. */
+static int check_once(struct part_check *check, const struct plan_part *part,
+		      const struct part_rules *rules)
+{
+	struct checking *checking = check->checking;
+	uint32_t kind = check->at->segment->kind;
+	const char *fault = part_fault(part, rules, check->from, check->to);
+
+	if (fault == NULL && (!touch(check->from, part->src_param, kind) ||
+			      !touch(check->to, part->dst_param, kind)))
+		fault = "its param has copies in two buckets";
+	if (fault != NULL) {
+		tell(checking, check->at, "outside", fault);
+		return 1;
+	}
+	int rc = spot_set(checking, &check->source, check->from, part->src_param);
+	if (rc == 0)
+		rc = spot_set(checking, &check->target, check->to, part->dst_param);
+	if (rc == 0)
+		rc = follow_part(checking, check->member, &check->at->state->pair, part,
+				 &check->source, &check->target, check->why, sizeof(check->why));
+	if (rc == 1)
+		tell(checking, check->at, "identity", check->why);
+	return rc;
+}
+
+static int check_repeated(struct part_check *check, const struct plan_part *part,
+			  const struct part_rules *rules)
+{
+	const struct stored_copy *copy = check->at->copy;
+	struct plan_part whole = *part;
+	int rc = 0;
+
+	if (copy->repeat == 1 || repeated(copy, part, &whole))
+		return check_once(check, &whole, rules);
+	for (uint32_t r = 0; rc == 0 && r < copy->repeat; r++) {
+		rc = check_once(check, &whole, rules);
+		whole.src_offset += (uint64_t)copy->src_step;
+		whole.dst_offset += (uint64_t)copy->dst_step;
+	}
+	return rc;
+}
+
 static int check_parts(struct checking *checking, uint32_t member, const struct place_of_copy *at)
 {
 	const struct plan *plan = checking->plan;
-	const struct plan_pair *pair = &at->state->pair;
 	const struct stored_copy *copy = at->copy;
 	const struct plan_part *parts =
 		(const struct plan_part *)plan->parts.items + copy->part_first;
 	const struct part_rules *rules =
 		(const struct part_rules *)plan->part_rules.items + copy->part_first;
-	struct peer *from = check_member_peer(checking, pair->sender);
-	struct peer *to = check_member_peer(checking, pair->receiver);
-	struct spot_param source = {0}, target = {0};
+	struct part_check check = {.checking = checking, .member = member, .at = at};
 	bool gather = copy->part_count > 1;
 	uint64_t wire = 0;
-	char why[1200];
 	int rc = 0;
 
-	if (from == NULL || to == NULL)
+	check.from = check_member_peer(checking, at->state->pair.sender);
+	check.to = check_member_peer(checking, at->state->pair.receiver);
+	if (check.from == NULL || check.to == NULL)
 		return checking->err->code;
 	for (uint32_t i = 0; rc == 0 && i < copy->part_count; i++) {
 		const struct plan_part *part = &parts[i];
-		const char *fault = part_fault(part, &rules[i], from, to);
-		if (fault == NULL && (!touch(from, part->src_param, at->segment->kind) ||
-				      !touch(to, part->dst_param, at->segment->kind)))
-			fault = "its param has copies in two buckets";
-		if (fault != NULL) {
-			tell(checking, at, "outside", fault);
-			return 0;
-		}
+		rc = check_repeated(&check, part, &rules[i]);
+		if (rc != 0)
+			break;
 		if (part->wire_offset != align_up(wire, WIRE_ALIGN))
 			tell(checking, at, "wire",
 			     "its parts aren't one behind the other on the wire");
@@ -308,22 +382,12 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 		if (copy->ring < 0 && !packed(part, part->dst_stride, part->to))
 			tell(checking, at, "wire",
 			     "it isn't in one piece at the target and avoids the ring");
-		rc = spot_set(checking, &source, from, part->src_param);
-		if (rc == 0)
-			rc = spot_set(checking, &target, to, part->dst_param);
-		if (rc == 0)
-			rc = follow_part(checking, member, pair, part, &source, &target, why,
-					 sizeof(why));
-		if (rc == 1) {
-			tell(checking, at, "identity", why);
-			return 0;
-		}
 	}
 	if (rc == 0 && wire != copy->bytes)
 		tell(checking, at, "wire", "its bytes aren't those of its parts");
 	if (rc == 0 && gather != copy->gather)
 		tell(checking, at, "wire", "it gathers where it needn't, or doesn't where it must");
-	return rc == -ENOMEM ? plan_no_memory(checking->err) : rc;
+	return rc == -ENOMEM ? plan_no_memory(checking->err) : 0;
 }
 
 /* All copies of a pair, in the layers planned. */

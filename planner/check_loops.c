@@ -9,52 +9,65 @@
 
 /* ---- Numbers of a segment, and of a pair in all its buckets. */
 
-/* NULL, or what is wrong with the copies of a segment; *sums_out is what they add up to. */
+/* NULL, or what is wrong with a copy that stands behind what is summed up. */
+static const char *copy_fault(const struct plan *plan, const struct stored_copy *copy,
+			      const struct segment *sums)
+{
+	bool ring = copy->ring >= 0;
+	uint32_t counters = sums->ring_count + (sums->direct_op_count > 0);
+
+	if (copy->bytes == 0 || copy->part_count == 0 || copy->repeat == 0 ||
+	    copy->part_first > plan->parts.count ||
+	    copy->part_count > plan->parts.count - copy->part_first)
+		return "a copy is empty";
+	if (copy->repeat > 1 ? copy->part_count > 1 : copy->src_step != 0 || copy->dst_step != 0)
+		return "a copy of several parts repeats";
+	if (copy->op_count != (copy->bytes - 1) / plan->input.rules.op_bytes + 1)
+		return "a copy's ops aren't as many as its bytes need";
+	if (copy->first_op != sums->op_count)
+		return "a copy's op ids don't follow the copy before";
+	if (copy->ring < -1 || (ring && (uint32_t)copy->ring != sums->ring_count))
+		return "a ring number doesn't follow the one before";
+	if (ring && copy->bytes > plan->slot_bytes)
+		return "a ring copy is larger than a slot";
+	if (!ring && (copy->part_count != 1 || sums->ring_count > 0))
+		return "a copy has several parts, or comes after ring copies, and avoids the ring";
+	if (copy->counter != (ring ? counters : 0))
+		return "a copy's counter is another's";
+	return NULL;
+}
+
+/* NULL, or what is wrong with a segment; *sums is what its copies add up to. */
 static const char *segment_fault(const struct plan *plan, const struct segment *segment,
-				 struct segment *sums_out)
+				 struct segment *sums)
 {
 	const struct stored_copy *copies = plan->copies.items;
-	struct segment *sums = sums_out;
-	bool direct = false;
 
 	*sums = (struct segment){0};
-	if (segment->copy_first > plan->copies.count ||
+	if (segment->copy_first > plan->copies.count || segment->copy_count == 0 ||
 	    segment->copy_count > plan->copies.count - segment->copy_first)
 		return "it has copies that aren't there";
 	for (uint32_t i = 0; i < segment->copy_count; i++) {
 		const struct stored_copy *copy = &copies[segment->copy_first + i];
-		bool ring = copy->ring >= 0;
-		if (copy->bytes == 0 || copy->part_count == 0 ||
-		    copy->part_first > plan->parts.count ||
-		    copy->part_count > plan->parts.count - copy->part_first)
-			return "a copy is empty";
-		if (copy->op_count != (copy->bytes - 1) / plan->input.rules.op_bytes + 1)
-			return "a copy's ops aren't as many as its bytes need";
-		if (copy->first_op != sums->op_count)
-			return "a copy's op ids don't follow the copy before";
-		if (copy->ring < -1 || (ring && (uint32_t)copy->ring != sums->ring_count))
-			return "a ring number doesn't follow the one before";
-		if (ring && copy->bytes > plan->slot_bytes)
-			return "a ring copy is larger than a slot";
-		if (!ring && (copy->part_count != 1 || sums->ring_count > 0))
-			return "a copy has several parts, or comes after ring copies, and "
-			       "avoids the ring";
-		sums->counter_count += ring || !direct;
-		direct = direct || !ring;
-		if (copy->counter != sums->counter_count - 1)
-			return "a copy's counter is another's";
-		sums->ring_count += ring;
-		sums->op_count += copy->op_count;
-		sums->bytes += copy->bytes;
-		if (ring)
+		const char *fault = copy_fault(plan, copy, sums);
+		if (fault != NULL)
+			return fault;
+		uint64_t bytes = copy->bytes * copy->repeat;
+		sums->op_count += (uint64_t)copy->op_count * copy->repeat;
+		sums->bytes += bytes;
+		sums->copy_total += copy->repeat;
+		if (copy->ring >= 0) {
+			sums->ring_count += copy->repeat;
 			continue;
-		sums->direct_op_count += copy->op_count;
-		sums->direct_bytes += copy->bytes;
-		sums->direct_gather_bytes += copy->gather ? copy->bytes : 0;
+		}
+		sums->direct_op_count += copy->op_count * copy->repeat;
+		sums->direct_bytes += bytes;
+		sums->direct_gather_bytes += copy->gather ? bytes : 0;
 	}
+	sums->counter_count = sums->ring_count + (sums->direct_op_count > 0);
 	if (sums->op_count != segment->op_count || sums->bytes != segment->bytes ||
 	    sums->counter_count != segment->counter_count ||
-	    sums->ring_count != segment->ring_count || segment->copy_count == 0 ||
+	    sums->ring_count != segment->ring_count || sums->copy_total != segment->copy_total ||
 	    sums->direct_op_count != segment->direct_op_count ||
 	    sums->direct_bytes != segment->direct_bytes ||
 	    sums->direct_gather_bytes != segment->direct_gather_bytes)
@@ -64,32 +77,60 @@ static const char *segment_fault(const struct plan *plan, const struct segment *
 	return NULL;
 }
 
-/* NULL, or what is wrong with the counters of one instance, which begin at `counter`. */
-static const char *counters_fault(const struct plan *plan, const struct segment *segment,
-				  const struct segment *sums, const struct instance *instance,
-				  const struct plan_counter *counter)
+static bool same_counter(const struct plan_counter *a, const struct plan_counter *b)
 {
-	const struct stored_copy *copies =
-		(const struct stored_copy *)plan->copies.items + segment->copy_first;
-	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+	return a->bucket == b->bucket && a->ring == b->ring && a->op_count == b->op_count &&
+	       a->bytes == b->bytes && a->gather_bytes == b->gather_bytes;
+}
 
-	for (uint32_t i = 0; i < sums->counter_count; i++, counter++) {
-		const struct stored_copy *copy = NULL;
-		uint32_t ring = i - (sums->direct_op_count > 0);
-		if (i > 0 || sums->direct_op_count == 0)
-			copy = &copies[segment->copy_count - sums->ring_count + ring];
-		uint64_t bytes = copy == NULL ? sums->direct_bytes : copy->bytes;
-		uint32_t ops = copy == NULL ? sums->direct_op_count : copy->op_count;
-		uint64_t gathered = copy == NULL   ? sums->direct_gather_bytes
-				    : copy->gather ? copy->bytes
-						   : 0;
-		int64_t number = copy == NULL ? -1 : (int64_t)instance->ring_base + copy->ring;
-		if (counter->bucket != instance->bucket || counter->ring != number ||
-		    counter->bytes != bytes || counter->gather_bytes != gathered ||
-		    counter->op_count != ops + digests)
-			return "a threshold isn't what its copies send";
+/* Compares the rows of one instance with what its copies send; *rows_left shrinks by their
+ * number.  The place behind them, or NULL. */
+static const struct plan_counter *counters_follow(
+	const struct plan *plan, const struct segment *segment, const struct segment *sums,
+	const struct instance *instance, const struct plan_counter *row, uint32_t *rows_left)
+{
+	const struct stored_copy *copy =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0, ring = instance->ring_base;
+	uint32_t direct = sums->direct_op_count > 0;
+	bool all = plan->self == PLAN_ALL;
+	uint32_t rows = all ? direct + (sums->ring_count > 0) : sums->counter_count;
+	uint64_t gathered = 0;
+
+	if (rows > *rows_left)
+		return NULL;
+	*rows_left -= rows;
+	struct plan_counter want = {.bucket = instance->bucket,
+				    .op_count = sums->direct_op_count + digests,
+				    .ring = -1,
+				    .bytes = sums->direct_bytes,
+				    .gather_bytes = sums->direct_gather_bytes};
+	if (direct && !same_counter(row++, &want))
+		return NULL;
+	for (uint32_t i = 0; i < segment->copy_count; i++, copy++) {
+		if (copy->ring < 0)
+			continue;
+		want = (struct plan_counter){.bucket = instance->bucket,
+					     .op_count = copy->op_count + digests,
+					     .bytes = copy->bytes,
+					     .gather_bytes = copy->gather ? copy->bytes : 0};
+		gathered += want.gather_bytes * copy->repeat;
+		for (uint32_t r = 0; !all && r < copy->repeat; r++) {
+			want.ring = ring++;
+			if (!same_counter(row++, &want))
+				return NULL;
+		}
 	}
-	return NULL;
+	want = (struct plan_counter){.bucket = instance->bucket,
+				     .op_count =
+					     (uint32_t)(sums->op_count - sums->direct_op_count) +
+					     digests * sums->ring_count,
+				     .ring = instance->ring_base,
+				     .bytes = sums->bytes - sums->direct_bytes,
+				     .gather_bytes = gathered};
+	if (all && sums->ring_count > 0 && !same_counter(row++, &want))
+		return NULL;
+	return row;
 }
 
 /* Who feeds: a trainer, or a rank of an earlier replica.  So forwards never wait in a circle. */
@@ -102,13 +143,19 @@ static bool may_feed(const struct plan *plan, const struct plan_pair *pair)
 		(pair->sender - trainers) / ranks < (pair->receiver - trainers) / ranks);
 }
 
+/* What a pair's instances add up to. */
+struct sums {
+	uint64_t bytes, ops;
+	uint32_t rings, counters, rows_left;
+};
+
 static const char *pair_fault(const struct plan *plan, const struct pair_state *state,
-			      const struct plan_pair *sums)
+			      const struct sums *sums)
 {
 	const struct plan_pair *pair = &state->pair;
 	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
 	uint32_t slots = plan_slot_count(plan);
-	uint32_t credits = sums->ring_count > slots ? sums->ring_count - slots : 0;
+	uint32_t credits = sums->rings > slots ? sums->rings - slots : 0;
 
 	if (pair->receiver < plan->trainer_count || pair->receiver >= plan->member_count ||
 	    pair->receiver == pair->sender)
@@ -119,12 +166,12 @@ static const char *pair_fault(const struct plan *plan, const struct pair_state *
 		return "a rollout sends though nothing is forwarded";
 	if (pair->feeds && (plan->input.rules.fanout == FANOUT_NONE || !may_feed(plan, pair)))
 		return "it would make forwards wait in a circle";
-	if (pair->bytes != sums->bytes || pair->data_op_count != sums->data_op_count)
+	if (pair->bytes != sums->bytes || pair->data_op_count != sums->ops)
 		return "its bytes or ops aren't the sum of its copies";
-	if (pair->counter_count != sums->counter_count ||
-	    pair->op_count != sums->data_op_count + (uint64_t)digests * sums->counter_count)
+	if (sums->rows_left != 0 || state->counter_total != sums->counters ||
+	    pair->op_count != sums->ops + (uint64_t)digests * sums->counters)
 		return "its ops don't add up";
-	if (pair->ring_count != sums->ring_count || pair->credit_count != credits)
+	if (pair->ring_count != sums->rings || pair->credit_count != credits)
 		return "its ring copies or credits don't add up";
 	if (pair->digest != plan_pair_digest(plan, state))
 		return "its digest isn't that of its buckets";
@@ -133,8 +180,9 @@ static const char *pair_fault(const struct plan *plan, const struct pair_state *
 
 /* The buckets of the pair's kinds, all of them, in order, each where the one before ended. */
 static const char *instances_fault(const struct plan *plan, const struct pair_state *state,
-				   const struct segment *sums, struct plan_pair *total)
+				   const struct segment *sums, struct sums *total)
 {
+	const struct plan_counter *row = state->pair.counters;
 	uint32_t i = 0;
 
 	for (uint32_t b = 0; b < plan->bucket_count; b++) {
@@ -149,21 +197,17 @@ static const char *instances_fault(const struct plan *plan, const struct pair_st
 		    instance->bucket != b || instance->segment != index - 1 ||
 		    plan_segment(plan, index - 1)->kind != kind)
 			return "its buckets aren't those of its kinds";
-		if (instance->op_base != total->data_op_count ||
-		    instance->ring_base != total->ring_count ||
-		    instance->counter_base != total->counter_count)
+		if (instance->op_base != total->ops || instance->ring_base != total->rings ||
+		    instance->counter_base != total->counters)
 			return "a bucket's numbers don't follow the bucket before";
 		const struct segment *sum = &sums[index - 1];
-		if (sum->counter_count > state->pair.counter_count - total->counter_count)
-			return "its ops don't add up";
-		const char *fault =
-			counters_fault(plan, plan_segment(plan, index - 1), sum, instance,
-				       state->pair.counters + total->counter_count);
-		if (fault != NULL)
-			return fault;
-		total->data_op_count += sum->op_count;
-		total->ring_count += sum->ring_count;
-		total->counter_count += sum->counter_count;
+		row = counters_follow(plan, plan_segment(plan, index - 1), sum, instance, row,
+				      &total->rows_left);
+		if (row == NULL)
+			return "a threshold isn't what its copies send";
+		total->ops += sum->op_count;
+		total->rings += sum->ring_count;
+		total->counters += sum->counter_count;
 		total->bytes += sum->bytes;
 		i++;
 	}
@@ -208,7 +252,7 @@ int check_numbers(struct checking *checking)
 	}
 	for (uint32_t i = 0; checking->findings->count == found && i < plan->pairs.count; i++) {
 		const struct pair_state *state = plan_pair_state(plan, i);
-		struct plan_pair total = {0};
+		struct sums total = {.rows_left = state->pair.counter_count};
 		const char *fault = instances_fault(plan, state, sums, &total);
 		if (fault == NULL)
 			fault = pair_fault(plan, state, &total);

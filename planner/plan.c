@@ -303,53 +303,79 @@ static int by_receiver_order(const void *a, const void *b, void *arg)
 	return i < j ? -1 : i > j;
 }
 
-/* Adds a segment's counters in one bucket, which begin at counter and ring copy number .. */
-static void counters_fill(const struct plan *plan, const struct segment *segment,
-			  const struct instance *instance, struct plan_counter *counter)
+/* How many rows a segment's counters take. */
+static uint32_t counter_rows(const struct plan *plan, const struct segment *segment)
 {
-	const struct stored_copy *copies = plan->copies.items;
-	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+	uint32_t direct = segment->direct_op_count > 0;
 
-	if (segment->direct_op_count > 0)
-		*counter++ = (struct plan_counter){.bucket = instance->bucket,
-						   .ring = -1,
-						   .op_count = segment->direct_op_count + digests,
-						   .bytes = segment->direct_bytes,
-						   .gather_bytes = segment->direct_gather_bytes};
-	/* Ring copies are a segment's last. */
-	for (uint32_t i = segment->copy_count - segment->ring_count; i < segment->copy_count; i++) {
-		const struct stored_copy *copy = &copies[segment->copy_first + i];
-		*counter++ =
-			(struct plan_counter){.bucket = instance->bucket,
-					      .ring = (int64_t)instance->ring_base + copy->ring,
-					      .op_count = copy->op_count + digests,
-					      .bytes = copy->bytes,
-					      .gather_bytes = copy->gather ? copy->bytes : 0};
-	}
+	return plan->self != PLAN_ALL ? segment->counter_count : direct + (segment->ring_count > 0);
 }
 
-/* Lays the pair's segments out, bucket by bucket. */
-static int pair_lay(struct plan *plan, struct pair_state *state)
+/* The rows of a segment's counters in one bucket; returns the place behind them. */
+static struct plan_counter *counters_fill(const struct plan *plan, const struct segment *segment,
+					  const struct instance *instance, struct plan_counter *row)
 {
-	struct plan_pair *pair = &state->pair;
-	uint64_t counters = 0;
+	const struct stored_copy *copies =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+	uint32_t digests = plan->input.rules.wire_digests ? 1 : 0;
+	struct plan_counter all = {.bucket = instance->bucket, .ring = instance->ring_base};
+
+	if (segment->direct_op_count > 0)
+		*row++ = (struct plan_counter){.bucket = instance->bucket,
+					       .ring = -1,
+					       .op_count = segment->direct_op_count + digests,
+					       .bytes = segment->direct_bytes,
+					       .gather_bytes = segment->direct_gather_bytes};
+	for (uint32_t i = 0; i < segment->copy_count; i++) {
+		const struct stored_copy *copy = &copies[i];
+		struct plan_counter one = {.bucket = instance->bucket,
+					   .ring = (int64_t)instance->ring_base + copy->ring,
+					   .op_count = copy->op_count + digests,
+					   .bytes = copy->bytes,
+					   .gather_bytes = copy->gather ? copy->bytes : 0};
+		if (copy->ring < 0)
+			continue;
+		all.op_count += one.op_count * copy->repeat;
+		all.bytes += one.bytes * copy->repeat;
+		all.gather_bytes += one.gather_bytes * copy->repeat;
+		for (uint32_t r = 0; plan->self != PLAN_ALL && r < copy->repeat; r++, one.ring++)
+			*row++ = one;
+	}
+	if (plan->self == PLAN_ALL && segment->ring_count > 0)
+		*row++ = all;
+	return row;
+}
+
+/* Counts the pair's buckets and the rows of its counters, and makes room for them. */
+static int pair_room(struct plan *plan, struct pair_state *state)
+{
+	uint64_t rows = 0;
 
 	for (uint32_t b = 0; b < plan->bucket_count; b++) {
 		uint32_t index = state->segments[plan->buckets[b].kind];
 		if (index == 0)
 			continue;
 		state->instance_count++;
-		counters += plan_segment(plan, index - 1)->counter_count;
+		rows += counter_rows(plan, plan_segment(plan, index - 1));
 	}
-	if (counters > UINT32_MAX)
+	if (rows > UINT32_MAX)
 		return -ENOMEM;
-	struct plan_counter *counter = arena_array(&plan->arena, counters, sizeof(*counter));
-	struct instance *instance =
-		arena_array(&plan->arena, state->instance_count, sizeof(*instance));
-	if (counter == NULL || instance == NULL)
+	state->pair.counter_count = (uint32_t)rows;
+	state->pair.counters = arena_array(&plan->arena, rows, sizeof(struct plan_counter));
+	state->instances =
+		arena_array(&plan->arena, state->instance_count, sizeof(struct instance));
+	return state->pair.counters == NULL || state->instances == NULL ? -ENOMEM : 0;
+}
+
+/* Lays the pair's segments out, bucket by bucket. */
+static int pair_lay(struct plan *plan, struct pair_state *state)
+{
+	struct plan_pair *pair = &state->pair;
+
+	if (pair_room(plan, state) != 0)
 		return -ENOMEM;
-	pair->counters = counter;
-	state->instances = instance;
+	struct plan_counter *row = (struct plan_counter *)pair->counters;
+	struct instance *instance = state->instances;
 	for (uint32_t b = 0; b < plan->bucket_count; b++) {
 		uint32_t index = state->segments[plan->buckets[b].kind];
 		if (index == 0)
@@ -357,19 +383,19 @@ static int pair_lay(struct plan *plan, struct pair_state *state)
 		const struct segment *segment = plan_segment(plan, index - 1);
 		*instance = (struct instance){.bucket = b,
 					      .segment = index - 1,
-					      .counter_base = pair->counter_count,
+					      .counter_base = state->counter_total,
 					      .ring_base = pair->ring_count,
 					      .op_base = pair->data_op_count};
-		counters_fill(plan, segment, instance++, counter + pair->counter_count);
+		row = counters_fill(plan, segment, instance++, row);
 		pair->bytes += segment->bytes;
 		pair->data_op_count += segment->op_count;
-		pair->counter_count += segment->counter_count;
 		pair->ring_count += segment->ring_count;
-		plan->totals.copies += segment->copy_count;
+		state->counter_total += segment->counter_count;
+		plan->totals.copies += segment->copy_total;
 	}
 	pair->op_count = pair->data_op_count;
 	if (plan->input.rules.wire_digests)
-		pair->op_count += pair->counter_count;
+		pair->op_count += state->counter_total;
 	if (pair->ring_count > RING_SLOTS)
 		pair->credit_count = pair->ring_count - RING_SLOTS;
 	pair->digest = plan_pair_digest(plan, state);

@@ -224,9 +224,15 @@ struct part_rules {
 	uint32_t src_rule, dst_rule, src_each, dst_each;
 };
 
-/* A copy as stored: numbers count from its segment's begin. */
+/*
+ * A copy as stored, or several alike one after the other: each next one has the same size, the
+ * next op ids, the next ring number, and its one part so many bytes further.  Numbers count from
+ * the segment's begin.
+ */
 struct stored_copy {
-	uint64_t bytes;
+	uint64_t bytes;		    /* of one */
+	uint32_t repeat;	    /* how many; 1 with several parts */
+	int64_t src_step, dst_step; /* 0 where repeat is 1 */
 	size_t part_first;
 	uint32_t part_count;
 	uint32_t first_op, op_count;
@@ -241,6 +247,7 @@ struct segment {
 	uint32_t kind;
 	uint32_t copy_count;
 	size_t copy_first;
+	uint64_t copy_total;	/* repetitions counted */
 	uint32_t counter_count; /* the direct copies' first, if there are any, then ring copies' */
 	uint32_t ring_count;
 	uint32_t direct_op_count;
@@ -258,6 +265,7 @@ struct instance {
 
 struct pair_state {
 	struct plan_pair pair;
+	uint32_t counter_total;	    /* pair.counter_count, but that a plan of all has fewer rows */
 	uint32_t *segments;	    /* by kind: the segment + 1, or 0 */
 	struct instance *instances; /* by bucket */
 	uint32_t instance_count;
@@ -401,6 +409,8 @@ struct raw {
 	uint64_t bytes;
 	struct plan_part part;
 	struct part_rules rules;
+	uint32_t repeat; /* as in a stored copy, once it is cut; 0 before */
+	int64_t src_step, dst_step;
 	bool source_dense, target_dense, cast;
 };
 
@@ -438,7 +448,8 @@ struct segment *plan_segment(const struct plan *plan, uint32_t index);
 struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
 /* The copy as it is in the bucket of an instance; its parts are the plan's scratch. */
 void plan_copy_at(const struct plan *plan, const struct pair_state *state,
-		  const struct instance *instance, uint32_t index, struct plan_copy *copy_out);
+		  const struct instance *instance, uint32_t index, uint32_t repetition,
+		  struct plan_copy *copy_out);
 /* For tests that break a plan on purpose. */
 struct stored_copy *plan_stored_copy(struct plan *plan, size_t index);
 struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy,

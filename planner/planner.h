@@ -334,7 +334,7 @@ struct plan_pair {
 	uint64_t data_op_count; /* ops of copies: ids 0..; with wire_digests the op of counter c is
 				 * data_op_count + c */
 	uint64_t op_count;
-	uint32_t counter_count;
+	uint32_t counter_count; /* in a plan of all the ring copies of a bucket share one row */
 	const struct plan_counter *counters;
 	uint32_t ring_count; /* ring copies */
 	uint32_t
@@ -387,7 +387,7 @@ uint64_t plan_slot_bytes(const struct plan *plan);
 /* Self's copies in the order to process them: by bucket, targets rotated.  They are made while
  * they are walked; one walker of a plan at a time looks at parts.  Restartable: all zero. */
 struct plan_cursor {
-	uint32_t bucket, pair, copy, instance; /* walk.c's */
+	uint32_t bucket, pair, instance, copy, repetition; /* walk.c's */
 };
 bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor,
 		    struct plan_copy *copy_out);

@@ -148,31 +148,33 @@ static int keep_part(struct planning *planning, const struct raw *raw)
 	return 0;
 }
 
-/* Numbers the copy, counts it, adds it to the digest and keeps it. */
+/* Numbers the copies, counts them and keeps them. */
 static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct raw *raws)
 {
 	struct planning *planning = emit->planning;
 	struct plan *plan = planning->plan;
 	struct segment *segment = emit->segment;
 	uint64_t ops = ws_op_count(copy->bytes, plan->input.rules.op_bytes);
+	uint64_t bytes = copy->bytes * copy->repeat;
+	bool ring = copy->ring >= 0;
 
-	if (ops + segment->op_count > UINT32_MAX)
+	if (ops > UINT32_MAX || ops * copy->repeat + segment->op_count > UINT32_MAX)
 		return -E2BIG;
 	copy->first_op = (uint32_t)segment->op_count;
 	copy->op_count = (uint32_t)ops;
-	if (copy->ring >= 0 || segment->direct_op_count == 0)
-		segment->counter_count++;
-	copy->counter = segment->counter_count - 1;
-	if (copy->ring >= 0) {
-		segment->ring_count++;
-	} else {
-		segment->direct_op_count += copy->op_count;
-		segment->direct_bytes += copy->bytes;
-		segment->direct_gather_bytes += copy->gather ? copy->bytes : 0;
-	}
-	segment->op_count += ops;
-	segment->bytes += copy->bytes;
+	copy->counter = segment->counter_count - (!ring && segment->direct_op_count > 0);
+	segment->op_count += ops * copy->repeat;
+	segment->bytes += bytes;
 	segment->copy_count++;
+	segment->copy_total += copy->repeat;
+	segment->counter_count = copy->counter + (ring ? copy->repeat : 1);
+	if (ring) {
+		segment->ring_count += copy->repeat;
+	} else {
+		segment->direct_op_count += copy->op_count * copy->repeat;
+		segment->direct_bytes += bytes;
+		segment->direct_gather_bytes += copy->gather ? bytes : 0;
+	}
 	copy->part_first = plan->parts.count;
 	struct stored_copy *stored = vec_add(&plan->copies, sizeof(*stored));
 	if (stored == NULL)
@@ -187,6 +189,9 @@ static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct r
 static int emit_direct(struct emit *emit, const struct raw *raw)
 {
 	struct stored_copy copy = {.bytes = raw->bytes,
+				   .repeat = MAX(1, raw->repeat),
+				   .src_step = raw->src_step,
+				   .dst_step = raw->dst_step,
 				   .gather = !raw->source_dense || raw->cast,
 				   .ring = -1,
 				   .part_count = 1};
@@ -194,28 +199,41 @@ static int emit_direct(struct emit *emit, const struct raw *raw)
 	return emit_copy(emit, &copy, raw);
 }
 
-/* A box whose innermost `dims` dims lie in one piece at the target: one copy per such run. */
+static void raw_repeat(struct raw *raw, uint64_t count, int64_t src_step, int64_t dst_step)
+{
+	raw->repeat = (uint32_t)count;
+	raw->src_step = count > 1 ? src_step : 0;
+	raw->dst_step = count > 1 ? dst_step : 0;
+}
+
+/* A box whose innermost `dims` dims lie in one piece at the target: one copy per such run, those
+ * along the dim outside of them as one that repeats. */
 static int emit_runs(struct emit *emit, const struct raw *raw, uint32_t dims, uint64_t run_bytes)
 {
-	uint32_t outer = raw->part.dim_count - dims;
+	uint32_t along = raw->part.dim_count - dims - 1;
 	uint64_t at[BOX_DIM_MAX] = {0};
 	bool more = true;
 
-	/* Ends: at[] counts through the outer extents. */
+	if (raw->part.extent[along] > UINT32_MAX)
+		return -E2BIG;
+	/* Ends: at[] counts through the extents outside. */
 	while (more) {
 		struct raw run = *raw;
 		run.bytes = run_bytes;
-		for (uint32_t d = 0; d < outer; d++) {
+		run.part.extent[along] = 1;
+		for (uint32_t d = 0; d < along; d++) {
 			run.part.src_offset += at[d] * (uint64_t)raw->part.src_stride[d];
 			run.part.dst_offset += at[d] * (uint64_t)raw->part.dst_stride[d];
 			run.part.extent[d] = 1;
 		}
 		shape_normalize(&run);
+		raw_repeat(&run, raw->part.extent[along], raw->part.src_stride[along],
+			   raw->part.dst_stride[along]);
 		int rc = emit_direct(emit, &run);
 		if (rc != 0)
 			return rc;
 		more = false;
-		for (uint32_t d = outer; d > 0 && !more; d--) {
+		for (uint32_t d = along; d > 0 && !more; d--) {
 			more = ++at[d - 1] < raw->part.extent[d - 1];
 			if (!more)
 				at[d - 1] = 0;
@@ -247,13 +265,18 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 		return 0;
 	}
 	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
-	uint64_t row_bytes = bytes / raw->part.extent[dim];
+	uint64_t rows = raw->part.extent[dim], row_bytes = bytes / rows;
 	uint64_t step = MAX(1, slot_bytes / row_bytes);
-	for (uint64_t at = 0; at < raw->part.extent[dim]; at += step) {
+	for (uint64_t at = 0, times; at < rows; at += step * times) {
 		struct raw cut = *raw;
-		cut.part.extent[dim] = MIN(step, raw->part.extent[dim] - at);
+		cut.part.extent[dim] = MIN(step, rows - at);
 		cut.part.src_offset += at * (uint64_t)raw->part.src_stride[dim];
 		cut.part.dst_offset += at * (uint64_t)raw->part.dst_stride[dim];
+		/* Pieces alike are one that repeats, unless they are cut again. */
+		times = row_bytes > slot_bytes || rows - at < step ? 1 : (rows - at) / step;
+		times = MIN(times, UINT32_MAX);
+		raw_repeat(&cut, times, (int64_t)step * raw->part.src_stride[dim],
+			   (int64_t)step * raw->part.dst_stride[dim]);
 		int rc = ring_add(planning, &cut, dim + 1);
 		if (rc != 0)
 			return rc;
@@ -266,7 +289,8 @@ static bool part_gathers(const struct plan_part *part)
 	return part->from != part->to || !dense(part->src_stride, part, ws_dtype_bytes(part->from));
 }
 
-/* Fills ring copies with the parts in their order, as many as a slot holds. */
+/* Fills ring copies with the parts in their order, as many as a slot holds; a part that repeats
+ * fills slots of its own. */
 static int emit_ring(struct emit *emit)
 {
 	struct planning *planning = emit->planning;
@@ -277,16 +301,21 @@ static int emit_ring(struct emit *emit)
 		uint64_t used = 0;
 		for (end = i; end < count; end++) {
 			uint64_t offset = (used + WIRE_ALIGN - 1) / WIRE_ALIGN * WIRE_ALIGN;
-			if (end > i && offset + raws[end].bytes > planning->plan->slot_bytes)
+			bool alone = raws[i].repeat > 1 || raws[end].repeat > 1;
+			if (end > i &&
+			    (alone || offset + raws[end].bytes > planning->plan->slot_bytes))
 				break;
 			raws[end].part.wire_offset = offset;
 			used = offset + raws[end].bytes;
 		}
-		if (emit->segment->ring_count >= INT32_MAX)
-			return -E2BIG;
 		struct stored_copy copy = {.bytes = used,
+					   .repeat = MAX(1, raws[i].repeat),
+					   .src_step = raws[i].src_step,
+					   .dst_step = raws[i].dst_step,
 					   .ring = (int32_t)emit->segment->ring_count,
 					   .part_count = (uint32_t)(end - i)};
+		if ((uint64_t)emit->segment->ring_count + copy.repeat > INT32_MAX)
+			return -E2BIG;
 		copy.gather = copy.part_count > 1 || part_gathers(&raws[i].part);
 		int rc = emit_copy(emit, &copy, &raws[i]);
 		if (rc != 0)

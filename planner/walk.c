@@ -96,6 +96,9 @@ uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segm
 
 	for (uint32_t i = 0; i < segment->copy_count; i++, copy++) {
 		const uint64_t words[] = {copy->bytes,
+					  copy->repeat,
+					  (uint64_t)copy->src_step,
+					  (uint64_t)copy->dst_step,
 					  (uint64_t)copy->first_op << 32 | copy->op_count,
 					  (uint64_t)copy->counter << 32 | copy->part_count,
 					  (uint64_t)(uint32_t)copy->ring << 1 | copy->gather};
@@ -126,6 +129,7 @@ uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *stat
 				  pair->bytes,
 				  pair->data_op_count,
 				  pair->op_count,
+				  state->counter_total,
 				  pair->ring_count,
 				  pair->credit_count,
 				  RING_SLOTS,
@@ -155,27 +159,52 @@ static void parts_move(const struct plan *plan, const struct stored_copy *stored
 }
 
 void plan_copy_at(const struct plan *plan, const struct pair_state *state,
-		  const struct instance *instance, uint32_t index, struct plan_copy *copy_out)
+		  const struct instance *instance, uint32_t index, uint32_t repetition,
+		  struct plan_copy *copy_out)
 {
 	const struct segment *segment = plan_segment(plan, instance->segment);
 	const struct stored_copy *stored =
 		(const struct stored_copy *)plan->copies.items + segment->copy_first + index;
 
-	*copy_out = (struct plan_copy){
-		.bucket = instance->bucket,
-		.sender = state->pair.sender,
-		.receiver = state->pair.receiver,
-		.bytes = stored->bytes,
-		.first_op = instance->op_base + stored->first_op,
-		.op_count = stored->op_count,
-		.counter = instance->counter_base + stored->counter,
-		.gather = stored->gather,
-		.ring = stored->ring < 0 ? -1 : (int64_t)instance->ring_base + stored->ring,
-		.part_count = stored->part_count,
-		.parts = plan->scratch};
+	*copy_out = (struct plan_copy){.bucket = instance->bucket,
+				       .sender = state->pair.sender,
+				       .receiver = state->pair.receiver,
+				       .bytes = stored->bytes,
+				       .first_op = instance->op_base + stored->first_op +
+						   (uint64_t)repetition * stored->op_count,
+				       .op_count = stored->op_count,
+				       .counter = instance->counter_base + stored->counter +
+						  (stored->ring < 0 ? 0 : repetition),
+				       .gather = stored->gather,
+				       .ring = stored->ring < 0 ? -1
+								: (int64_t)instance->ring_base +
+									  stored->ring + repetition,
+				       .part_count = stored->part_count,
+				       .parts = plan->scratch};
 	parts_move(plan, stored,
 		   state->pair.sender < plan->trainer_count ? SIDE_TRAINER : SIDE_ROLLOUT,
 		   plan->kinds[segment->kind].layer, plan->buckets[instance->bucket].layer);
+	plan->scratch[0].src_offset += repetition * (uint64_t)stored->src_step;
+	plan->scratch[0].dst_offset += repetition * (uint64_t)stored->dst_step;
+}
+
+/* Takes the next copy of an instance; false when it has no more. */
+static bool next_of(const struct plan *plan, const struct pair_state *state,
+		    const struct instance *instance, struct plan_cursor *cursor,
+		    struct plan_copy *copy_out)
+{
+	const struct segment *segment = plan_segment(plan, instance->segment);
+	const struct stored_copy *copies =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+
+	if (cursor->copy == segment->copy_count)
+		return false;
+	plan_copy_at(plan, state, instance, cursor->copy, cursor->repetition, copy_out);
+	if (++cursor->repetition == copies[cursor->copy].repeat) {
+		cursor->repetition = 0;
+		cursor->copy++;
+	}
+	return true;
 }
 
 /* The pair's segment in a bucket, or NULL. */
@@ -204,11 +233,8 @@ bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor, struct 
 			const struct pair_state *state =
 				plan_pair_state(plan, plan->send_order[cursor->pair]);
 			const struct instance *instance = instance_find(state, cursor->bucket);
-			if (instance == NULL ||
-			    cursor->copy == plan_segment(plan, instance->segment)->copy_count)
-				continue;
-			plan_copy_at(plan, state, instance, cursor->copy++, copy_out);
-			return true;
+			if (instance != NULL && next_of(plan, state, instance, cursor, copy_out))
+				return true;
 		}
 	return false;
 }
@@ -222,13 +248,10 @@ bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
 		const struct pair_state *state =
 			plan_pair_state(plan, plan->by_receiver[cursor->pair]);
 		for (; cursor->instance < state->instance_count;
-		     cursor->instance++, cursor->copy = 0) {
-			const struct instance *instance = &state->instances[cursor->instance];
-			if (cursor->copy == plan_segment(plan, instance->segment)->copy_count)
-				continue;
-			plan_copy_at(plan, state, instance, cursor->copy++, copy_out);
-			return true;
-		}
+		     cursor->instance++, cursor->copy = 0)
+			if (next_of(plan, state, &state->instances[cursor->instance], cursor,
+				    copy_out))
+				return true;
 	}
 	return false;
 }

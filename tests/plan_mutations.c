@@ -65,6 +65,9 @@ static void copy_fields(struct fields *fields, struct plan *plan, struct stored_
 
 	FIELD(fields, copy, bytes);
 	FIELD(fields, copy, part_count);
+	FIELD(fields, copy, repeat);
+	FIELD(fields, copy, src_step);
+	FIELD(fields, copy, dst_step);
 	FIELD(fields, copy, first_op);
 	FIELD(fields, copy, op_count);
 	FIELD(fields, copy, counter);
@@ -78,6 +81,7 @@ static void segment_fields(struct fields *fields, struct segment *segment)
 {
 	FIELD(fields, segment, kind);
 	FIELD(fields, segment, copy_count);
+	FIELD(fields, segment, copy_total);
 	FIELD(fields, segment, counter_count);
 	FIELD(fields, segment, ring_count);
 	FIELD(fields, segment, direct_op_count);
@@ -111,6 +115,7 @@ static void pair_fields(struct fields *fields, struct pair_state *state, uint32_
 	FIELD(fields, instance, ring_base);
 	FIELD(fields, instance, op_base);
 	FIELD(fields, state, instance_count);
+	FIELD(fields, state, counter_total);
 	FIELD(fields, counter, bucket);
 	FIELD(fields, counter, op_count);
 	FIELD(fields, counter, ring);
