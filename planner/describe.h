@@ -462,8 +462,9 @@ struct make {
 	struct json_writer json;
 	uint8_t **read; /* by tensor and layer + 1: some param reads it */
 	int32_t layer_end;
-	bool tied;		  /* the model has no lm_head of its own */
-	const char *scale_suffix; /* of the scheme's scales; NULL without one */
+	bool tied;			  /* the model has no lm_head of its own */
+	const char *quant, *scale_suffix; /* a scheme's name and its scales' suffix; or NULL */
+	bool quantized_file;		  /* the model's own tensors are quantized by it */
 };
 
 /* Whether a layer is of a preset's set: all, dense, moe, mtp. */
@@ -476,6 +477,9 @@ void make_put_sym(struct json_writer *json, const struct model *model, uint64_t 
 void make_put_casts(struct json_writer *json, const char *casts, struct findings *found);
 
 void make_put_dtype(struct make *make);
+/* make_quant.c: "schemes"; and whether the scheme quantizes a tensor. */
+void make_put_scheme(struct make *make);
+bool make_is_quantized(const struct make *make, const char *tensor);
 /* generate.c: a rule per tensor, for trainers whose layout follows from shapes alone. */
 void make_generated(struct make *make);
 /* preset.c: the params of all others. */

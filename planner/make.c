@@ -169,8 +169,7 @@ void make_put_sym(struct json_writer *json, const struct model *model, uint64_t 
 	json_begin_object(json, "sym");
 	json_put_integer(json, "num_hidden_layers", model->layer_count);
 	json_put_integer(json, "num_attention_heads", heads);
-	json_put_integer(json, "num_key_value_heads",
-			 factor(model, "num_key_value_heads", heads));
+	json_put_integer(json, "num_key_value_heads", factor(model, "num_key_value_heads", heads));
 	json_put_integer(json, "head_dim", head_dim);
 	json_put_u64(json, "vocab_div", vocab_div);
 	json_put_integer(json, "one", 1);
@@ -197,62 +196,6 @@ void make_put_casts(struct json_writer *json, const char *casts, struct findings
 	for (char *item = strsep(&rest, ","); item != NULL; item = strsep(&rest, ","))
 		json_put_text(json, NULL, item);
 	json_end_array(json);
-}
-
-/* The schemes that --quant names.  Qwen's FP8 files have BF16 scales, DeepSeek's and Kimi's F32
- * (layouts facts 1.3); those of channels are GLM's [U]. */
-static const struct made_scheme {
-	const char *name, *kind, *suffix;
-	bool block, pow2;
-} made_schemes[] = {{"fp8-block", "block", "_scale_inv", true, false},
-		    {"fp8-block-ue8m0", "block", "_scale_inv", true, true},
-		    {"fp8-channel", "channel", "_scale", false, false},
-		    {"fp8-tensor", "tensor", "_scale", false, false}};
-
-static const char *scheme_scale(const struct make *make, const struct made_scheme *scheme)
-{
-	const char *type = json_text(make->model->config, "model_type", "");
-	if (scheme->pow2)
-		return "ue8m0";
-	if (strcmp(scheme->kind, "channel") == 0)
-		return "bf16";
-	return scheme->block && strncmp(type, "qwen", 4) == 0 ? "bf16" : "f32";
-}
-
-static void put_scheme(struct make *make)
-{
-	struct json_writer *json = &make->json;
-	const char *quant = make->options->quant;
-	size_t i = 0;
-	if (quant == NULL)
-		return;
-	while (i < ARRAY_SIZE(made_schemes) && strcmp(made_schemes[i].name, quant) != 0)
-		i++;
-	if (i == ARRAY_SIZE(made_schemes))
-		return findings_add(&make->found, "quant", quant,
-				    "there are fp8-block, fp8-block-ue8m0, fp8-channel and "
-				    "fp8-tensor");
-	const struct made_scheme *scheme = &made_schemes[i];
-	if (make->options->side == SIDE_TRAINER)
-		findings_add(&make->found, "quant", quant, "trainers hold unquantized params");
-	make->scale_suffix = scheme->suffix;
-	json_begin_object(json, "schemes");
-	json_begin_object(json, quant);
-	json_put_text(json, "kind", scheme->kind);
-	if (scheme->block) {
-		json_begin_array(json, "block");
-		json_put_integer(json, NULL, 128);
-		json_put_integer(json, NULL, 128);
-		json_end_array(json);
-	}
-	json_put_text(json, "fmt", "e4m3");
-	json_put_text(json, "scale", scheme_scale(make, scheme));
-	json_put_text(json, "suffix", scheme->suffix);
-	json_put_number(json, "eps", 1e-4, -1);
-	json_put_bool(json, "pow2", scheme->pow2);
-	json_put_bool(json, "recip", true);
-	json_end_object(json);
-	json_end_object(json);
 }
 
 static int make_begin(struct make *make, struct ws_error *err)
@@ -300,7 +243,7 @@ static int make_text(struct make *make, struct ws_error *err)
 	if (put_sets(make) != 0)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
 	make_put_casts(json, make->options->casts, &make->found);
-	put_scheme(make);
+	make_put_scheme(make);
 	json_begin_array(json, "params");
 	if (make->ranks.source == FROM_PRESET)
 		rc = make_preset(make, err);

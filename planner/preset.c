@@ -25,12 +25,15 @@ void make_put_dtype(struct make *make)
 	put_dtype(make, NULL);
 }
 
-/* Marks what a param reads; -1: a rule without {L}. */
+/* Marks what a param reads, and the scale that goes with it; -1: a rule without {L}. */
 static void mark_read(struct make *make, const char *name, int32_t layer)
 {
+	size_t bytes = strlen(name);
 	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
 		const struct tensor_rule *rule = &make->model->tensors[i];
-		if (strcmp(rule->name, name) != 0)
+		bool scale = make->quantized_file && strncmp(rule->name, name, bytes) == 0 &&
+			     strcmp(rule->name + bytes, make->scale_suffix) == 0;
+		if (strcmp(rule->name, name) != 0 && !scale)
 			continue;
 		if (rule->layer_lo < 0)
 			make->read[i][0] = 1;
@@ -143,16 +146,13 @@ static void put_expr(struct make *make, const struct preset_param *param, const 
 	json_end_array(&make->json);
 }
 
-/* Linear weights are quantized; router, embedding, head, norms, biases and eh_proj aren't. */
-static bool is_quantized(const struct preset_param *param)
+/* All of a param's tensors are quantized, or none is. */
+static bool is_quantized(const struct make *make, const struct preset_param *param)
 {
-	for (uint32_t i = 0; i < param->name_count; i++) {
-		const char *name = param->names[i];
-		if (strstr(name, "_proj") == NULL || strstr(name, ".weight") == NULL ||
-		    strstr(name, "eh_proj") != NULL)
-			return false;
-	}
-	return true;
+	bool all = param->name_count > 0;
+	for (uint32_t i = 0; i < param->name_count; i++)
+		all = all && make_is_quantized(make, param->names[i]);
+	return all;
 }
 
 /* Megatron's copy of the embedding stands where the MTP layers are. */
@@ -166,7 +166,7 @@ static void put_stage(struct make *make, const char *stage)
 
 static void put_param(struct make *make, const struct preset_param *param, const char *stage)
 {
-	static const char *const kept[] = {"kind", "model", "derived"};
+	static const char *const kept[] = {"kind", "model", "derived", "post"};
 	struct json_writer *json = &make->json;
 	const char *name = json_text(param->json, "p", "");
 	char scale[NAME_BYTES_MAX];
@@ -176,10 +176,10 @@ static void put_param(struct make *make, const struct preset_param *param, const
 	json_put_value(json, "mesh", json_get(param->json, "mesh"));
 	put_expr(make, param, json_get(param->json, "x"));
 	put_stage(make, stage);
-	if (make->options->quant != NULL && is_quantized(param)) {
+	if (is_quantized(make, param)) {
 		snprintf(scale, sizeof(scale), "%s%s", name, make->scale_suffix);
 		json_put_text(json, "dtype", "f8e4m3");
-		json_put_text(json, "q", make->options->quant);
+		json_put_text(json, "q", make->quant);
 		json_put_text(json, "scale", scale);
 	} else {
 		put_dtype(make, json_get(param->json, "dtype"));

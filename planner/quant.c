@@ -227,11 +227,55 @@ static int scale_view(struct view *view, const struct scaling *scaling, uint64_t
 	return 0;
 }
 
+/* Lets a view take in the one that goes on where it ends, along one dim; rows that were moved one
+ * by one may lie side by side again. */
+static bool join_view(struct view *view, const struct view *next)
+{
+	uint32_t along = BOX_DIM_MAX;
+	if (view->tensor != next->tensor || view->slot != next->slot)
+		return false;
+	for (uint32_t d = 0; d < view->dim_count; d++) {
+		if (view->to[d] != next->to[d])
+			return false;
+		if (view->offset[d] == next->offset[d] && view->extent[d] == next->extent[d] &&
+		    (view->extent[d] == 1 || view->step[d] == next->step[d]))
+			continue;
+		if (along != BOX_DIM_MAX || view->offset[d] + view->extent[d] != next->offset[d])
+			return false;
+		along = d;
+	}
+	if (along == BOX_DIM_MAX)
+		return false;
+	uint32_t to = view->to[along];
+	uint64_t step = view->extent[along] == 1 ? next->at[to] - view->at[to] : view->step[along];
+	for (uint32_t j = 0; j < LOCAL_DIM_MAX; j++) {
+		uint64_t moved = j == to ? view->extent[along] * step : 0;
+		if (next->at[j] != view->at[j] + moved)
+			return false;
+	}
+	if (next->extent[along] > 1 && next->step[along] != step)
+		return false;
+	view->step[along] = step;
+	view->extent[along] += next->extent[along];
+	return true;
+}
+
+static void join_views(struct views *views)
+{
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < views->count; i++) {
+		if (kept == 0 || !join_view(&views->list[kept - 1], &views->list[i]))
+			views->list[kept++] = views->list[i];
+	}
+	views->count = kept;
+}
+
 int views_scale(struct views *views, struct shape *shape, const struct scaling *scaling,
 		struct ws_error *err)
 {
 	bool one = scaling->scheme->kind == SCHEME_TENSOR;
 	uint64_t each_of[LOCAL_DIM_MAX] = {0};
+	join_views(views);
 	for (uint32_t i = 0; i < views->count; i++) {
 		struct view *view = &views->list[i];
 		int rc = one ? 0 : scale_view(view, scaling, each_of, err);

@@ -46,6 +46,13 @@ static const struct {
 	{"glm-4.5", "vllm", "dp=2,tp=2,ep=4", "fp8-block"},
 	{"kimi-k2", "vllm", "tp=8", "fp8-channel"},
 	{"glm-4.5", "sglang", "tp=8,ep=4", "fp8-channel"},
+	{"deepseek-v3", "trtllm", "tp=4,ep=2", "fp8-block"},
+	{"kimi-k2", "sglang", "tp=8,fuse_shared=1", "fp8-block"},
+	/* files that bring their scales along */
+	{"kimi-k2-fp8", "vllm", "tp=8", NULL},
+	{"deepseek-v3-fp8", "trtllm", "tp=8,ep=8", NULL},
+	{"qwen3-32b-fp8", "vllm", "tp=8", NULL},
+	{"glm-4.5-fp8-block", "sglang", "tp=4", NULL},
 };
 
 #define NO_ELEMENT UINT64_MAX
@@ -124,7 +131,7 @@ START_TEST(each_value_lies_where_its_block_does)
 	struct manifest *manifest =
 		make(cases[_i].model, cases[_i].layout, cases[_i].mesh, cases[_i].quant, NULL);
 	bool qwen = strncmp(cases[_i].model, "qwen3", 5) == 0;
-	bool block = strcmp(cases[_i].quant, "fp8-block") == 0;
+	bool block = cases[_i].quant == NULL || strcmp(cases[_i].quant, "fp8-block") == 0;
 	uint32_t scales = 0, weights = 0;
 	for (uint32_t i = 0; i < manifest_rule_count(manifest); i++) {
 		const struct param_rule *rule = manifest_rule(manifest, i);

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Quantization in manifests that are being made: `--quant` names a scheme for the linear weights
+ * of a rollout; a checkpoint that is quantized already brings its scheme and its scales along.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "planner/describe.h"
+
+static const struct made_scheme {
+	const char *name, *kind, *suffix;
+	bool block, pow2;
+} schemes[] = {{"fp8-block", "block", "_scale_inv", true, false},
+	       {"fp8-block-ue8m0", "block", "_scale_inv", true, true},
+	       {"fp8-channel", "channel", "_scale", false, false},
+	       {"fp8-tensor", "tensor", "_scale", false, false}};
+
+static const struct made_scheme *scheme_named(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(schemes); i++) {
+		if (strcmp(schemes[i].name, name) == 0)
+			return &schemes[i];
+	}
+	return NULL;
+}
+
+/* Qwen's FP8 files have BF16 scales, DeepSeek's and Kimi's F32 (layouts facts 1.3); those of
+ * channels are GLM's [U]. */
+static const char *usual_scale(const struct make *make, const struct made_scheme *scheme)
+{
+	const char *type = json_text(make->model->config, "model_type", "");
+	if (scheme->pow2)
+		return "ue8m0";
+	if (strcmp(scheme->kind, "channel") == 0)
+		return "bf16";
+	return scheme->block && strncmp(type, "qwen", 4) == 0 ? "bf16" : "f32";
+}
+
+/* The scale of an FP8 weight that the model lists, and the scheme that it is of; NULL: none. */
+static const struct tensor_rule *listed_scale(const struct model *model,
+					      const struct tensor_rule *weight,
+					      const struct made_scheme **scheme_out)
+{
+	size_t bytes = strlen(weight->name);
+	for (uint32_t i = 0; i < model->tensor_count; i++) {
+		const struct tensor_rule *scale = &model->tensors[i];
+		const char *suffix = scale->name + bytes;
+		if (strncmp(scale->name, weight->name, bytes) != 0)
+			continue;
+		if (strcmp(suffix, "_scale_inv") == 0)
+			*scheme_out = scheme_named("fp8-block");
+		else if (strcmp(suffix, "_scale") == 0)
+			*scheme_out =
+				scheme_named(scale->dim_count == 2 ? "fp8-channel" : "fp8-tensor");
+		else
+			continue;
+		return scale;
+	}
+	return NULL;
+}
+
+/* What a quantized checkpoint is quantized by, from its first FP8 weight; NULL: it isn't. */
+static const struct made_scheme *file_scheme(const struct model *model, const char **scale_out)
+{
+	const struct made_scheme *scheme = NULL;
+	for (uint32_t i = 0; i < model->tensor_count; i++) {
+		const struct tensor_rule *weight = &model->tensors[i], *scale;
+		if (weight->dtype != WS_F8_E4M3)
+			continue;
+		scale = listed_scale(model, weight, &scheme);
+		*scale_out = scale == NULL ? NULL : ws_dtype_name(scale->dtype);
+		return scale == NULL ? NULL : scheme;
+	}
+	return NULL;
+}
+
+static void put_scheme(struct json_writer *json, const struct made_scheme *scheme,
+		       const char *scale)
+{
+	json_begin_object(json, "schemes");
+	json_begin_object(json, scheme->name);
+	json_put_text(json, "kind", scheme->kind);
+	if (scheme->block) {
+		json_begin_array(json, "block");
+		json_put_integer(json, NULL, 128);
+		json_put_integer(json, NULL, 128);
+		json_end_array(json);
+	}
+	json_put_text(json, "fmt", "e4m3");
+	json_put_text(json, "scale", scale);
+	json_put_text(json, "suffix", scheme->suffix);
+	json_put_number(json, "eps", 1e-4, -1);
+	json_put_bool(json, "pow2", scheme->pow2);
+	json_put_bool(json, "recip", true);
+	json_end_object(json);
+	json_end_object(json);
+}
+
+void make_put_scheme(struct make *make)
+{
+	const char *wanted = make->options->quant, *scale = NULL;
+	const struct made_scheme *scheme = file_scheme(make->model, &scale);
+	make->quantized_file = scheme != NULL;
+	if (scheme != NULL && wanted != NULL)
+		return findings_add(&make->found, "quant", wanted,
+				    "model '%s' is quantized already, by '%s': leave --quant away",
+				    make->model->name, scheme->name);
+	if (wanted != NULL) {
+		scheme = scheme_named(wanted);
+		if (scheme == NULL)
+			return findings_add(&make->found, "quant", wanted,
+					    "there are fp8-block, fp8-block-ue8m0, fp8-channel and "
+					    "fp8-tensor");
+		if (make->options->side == SIDE_TRAINER)
+			findings_add(&make->found, "quant", wanted,
+				     "trainers hold unquantized params");
+		scale = usual_scale(make, scheme);
+	}
+	/* A rule per tensor has a rule for each scale of the file. */
+	if (scheme == NULL || make->ranks.source != FROM_PRESET)
+		return;
+	make->quant = scheme->name;
+	make->scale_suffix = scheme->suffix;
+	put_scheme(&make->json, scheme, scale);
+}
+
+/* Linear weights are quantized; router, embedding, head, norms, biases and eh_proj aren't. */
+static bool is_linear(const char *name)
+{
+	return strstr(name, "_proj") != NULL && strstr(name, ".weight") != NULL &&
+	       strstr(name, "eh_proj") == NULL;
+}
+
+bool make_is_quantized(const struct make *make, const char *tensor)
+{
+	char scale[NAME_BYTES_MAX];
+	if (make->quant == NULL || !make->quantized_file)
+		return make->quant != NULL && is_linear(tensor);
+	snprintf(scale, sizeof(scale), "%s%s", tensor, make->scale_suffix);
+	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
+		if (strcmp(make->model->tensors[i].name, scale) == 0)
+			return true;
+	}
+	return false;
+}
