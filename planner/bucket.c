@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Buckets: the one global order of units, about a layer each: what has no layer and is an
- * embedding first, the layers, then the rest.  Units that meet in one param of either side (q_a
- * and kv_a, the experts of a stack) form a group, and a group is never torn apart: what an
- * engine reloads by one param must be whole when its bucket is.
+ * Buckets: the one global order of units, about a layer each: what has no layer first (an
+ * embedding is the largest bucket: nothing should wait for its forwards at the end), then the
+ * layers, those of all pipeline stages in step, or the last stage's would come late everywhere.
+ * Units that meet in one param of either side (q_a and kv_a, the experts of a stack) form a group,
+ * and a group is never torn apart: what an engine reloads by one param must be whole when its
+ * bucket is.
  *
  * Only the layers planned are ordered and cut, into kinds; a kind is a bucket in each layer
  * that is alike.
@@ -12,7 +14,7 @@
 
 #include "planner/plan_internal.h"
 
-enum phase { PHASE_EMBED = 0, PHASE_LAYER, PHASE_REST };
+enum phase { PHASE_EMBED = 0, PHASE_REST, PHASE_LAYER };
 
 struct place_in_order {
 	uint32_t unit, group;
@@ -261,32 +263,76 @@ static int bucket_add(struct planning *planning, struct vec *buckets, uint32_t i
 	return bucket->name == NULL ? -ENOMEM : 0;
 }
 
+/* By layer: the least number of layers that a trainer holding it has before it. */
+static void steps_find(const struct planning *planning, uint32_t *steps, bool *held)
+{
+	const struct manifest *manifest = planning->sides[SIDE_TRAINER].manifest;
+	int32_t count = planning->plan->layer_count;
+
+	for (int32_t l = 0; l < count; l++)
+		steps[l] = (uint32_t)count;
+	for (uint32_t rank = 0; rank < manifest_world(manifest); rank++) {
+		uint32_t step = 0;
+		memset(held, 0, (size_t)count * sizeof(*held));
+		for (uint32_t r = 0; r < manifest_rule_count(manifest); r++) {
+			const int32_t *layers;
+			uint32_t n = manifest_layers(manifest, r, rank, &layers);
+			for (uint32_t i = 0; i < n; i++)
+				if (layers[i] >= 0 && layers[i] < count)
+					held[layers[i]] = true;
+		}
+		for (int32_t l = 0; l < count; l++)
+			if (held[l]) {
+				steps[l] = MIN(steps[l], step);
+				step++;
+			}
+	}
+}
+
+/* The layers by step, those of one step ascending. */
+static int32_t *layers_in_step(struct planning *planning)
+{
+	size_t count = (size_t)planning->plan->layer_count;
+	uint32_t *steps = arena_array(&planning->arena, count, sizeof(*steps));
+	bool *held = arena_array(&planning->arena, count, sizeof(*held));
+	uint32_t *at = arena_array(&planning->arena, count + 2, sizeof(*at));
+	int32_t *layers = arena_array(&planning->arena, count, sizeof(*layers));
+
+	if (steps == NULL || held == NULL || at == NULL || layers == NULL)
+		return NULL;
+	steps_find(planning, steps, held);
+	for (size_t l = 0; l < count; l++)
+		at[steps[l] + 1]++;
+	for (size_t s = 1; s <= count; s++)
+		at[s] += at[s - 1];
+	for (size_t l = 0; l < count; l++)
+		layers[at[steps[l]]++] = (int32_t)l;
+	return layers;
+}
+
 /* All buckets in their order: a layer's come from the kinds of the layer that it is like. */
 static int buckets_list(struct planning *planning, struct vec *buckets)
 {
 	const struct plan *plan = planning->plan;
 	uint32_t *first = arena_array(&planning->arena, (size_t)plan->layer_count, sizeof(*first));
-	uint32_t at = 0;
-	int rc = first == NULL ? -ENOMEM : 0;
+	const int32_t *layers = layers_in_step(planning);
+	int rc = first == NULL || layers == NULL ? -ENOMEM : 0;
 
 	for (uint32_t k = plan->kind_count; rc == 0 && k > 0; k--)
 		if (plan->kinds[k - 1].phase == PHASE_LAYER)
 			first[plan->kinds[k - 1].layer] = k; /* one more than the index */
-	for (; rc == 0 && at < plan->kind_count && plan->kinds[at].phase == PHASE_EMBED; at++)
-		rc = bucket_add(planning, buckets, at, -1);
-	for (int32_t layer = 0; rc == 0 && layer < plan->layer_count; layer++) {
-		int32_t like = planning->layer_like[layer];
+	for (uint32_t k = 0; rc == 0 && k < plan->kind_count; k++)
+		if (plan->kinds[k].phase != PHASE_LAYER)
+			rc = bucket_add(planning, buckets, k, -1);
+	for (int32_t i = 0; rc == 0 && i < plan->layer_count; i++) {
+		int32_t like = planning->layer_like[layers[i]];
 		for (uint32_t k = first[like]; rc == 0 && k > 0 && k <= plan->kind_count; k++) {
 			const struct bucket_kind *kind = &plan->kinds[k - 1];
 			if (kind->phase != PHASE_LAYER || kind->layer != like)
 				break;
-			rc = bucket_add(planning, buckets, k - 1, layer);
+			rc = bucket_add(planning, buckets, k - 1, layers[i]);
 		}
 	}
-	while (at < plan->kind_count && plan->kinds[at].phase == PHASE_LAYER)
-		at++;
-	for (; rc == 0 && at < plan->kind_count; at++)
-		rc = bucket_add(planning, buckets, at, -1);
 	return rc;
 }
 

@@ -234,13 +234,18 @@ static void advance(const struct sim_flows *in, struct sim_flow *flow, double no
 	}
 }
 
-static double first_stop(const struct sim_flows *in)
+/* Seconds until something may change: a flow stops, or, while others wait for gates, ends a
+ * segment, for that may open one. */
+static double first_event(const struct sim_flows *in, bool others_wait)
 {
 	double seconds = NEVER;
 
-	for (uint32_t i = 0; i < in->flow_count; i++)
-		if (in->flows[i].rate > 0)
-			seconds = MIN(seconds, in->flows[i].open_bytes / in->flows[i].rate);
+	for (uint32_t i = 0; i < in->flow_count; i++) {
+		const struct sim_flow *flow = &in->flows[i];
+		if (flow->rate > 0)
+			seconds = MIN(seconds,
+				      (others_wait ? flow->left : flow->open_bytes) / flow->rate);
+	}
 	return seconds;
 }
 
@@ -264,7 +269,7 @@ static int run(struct solver *solver, struct ws_error *err)
 		}
 		if (seen.rates_change)
 			fill(solver);
-		double until = MIN(now + first_stop(in), seen.opens_s);
+		double until = MIN(now + first_event(in, seen.waiting > 0), seen.opens_s);
 		until = MAX(until, now + in->step_s);
 		for (uint32_t i = 0; i < in->flow_count; i++)
 			if (in->flows[i].rate > 0)
