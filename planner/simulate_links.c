@@ -96,7 +96,8 @@ static void flow_make(struct player *player, struct sim_flow *flow, const struct
 	flow->sender = sender;
 	flow->receiver = receiver;
 	flow->kind = (nvlink ? FLOW_NVLINK : FLOW_NIC) | (pair->feeds ? FLOW_FEEDS : 0);
-	flow->share = 1;
+	/* Peers take turns by writes, not by bytes. */
+	flow->share = op / (double)plan->input.rules.op_bytes;
 	flow->rate_max = ring_rate(player, pair, ringed);
 	flow->gate_first = (size_t)sender * player->buckets;
 	flow->ready_s = player->begin_s;
