@@ -130,7 +130,7 @@ START_TEST(duplicates_are_dealt_evenly)
 }
 END_TEST
 
-START_TEST(buckets_are_layers_between_embeddings_and_head)
+START_TEST(buckets_are_embeddings_and_head_then_layers)
 {
 	struct pair_world pair;
 
@@ -138,15 +138,31 @@ START_TEST(buckets_are_layers_between_embeddings_and_head)
 	struct plan *all = pair_plan(&pair, PLAN_ALL);
 	ck_assert_uint_eq(plan_bucket_count(all), 50);
 	ck_assert_str_eq(plan_bucket_name(all, 0), "model.embed_tokens");
-	ck_assert_str_eq(plan_bucket_name(all, 8), "model.layers.7");
-	ck_assert_str_eq(plan_bucket_name(all, 48), "model.layers.47");
+	ck_assert_str_eq(plan_bucket_name(all, 1), "model.norm");
+	ck_assert_str_eq(plan_bucket_name(all, 2), "model.layers.0");
+	ck_assert_str_eq(plan_bucket_name(all, 49), "model.layers.47");
 	plan_free(all);
 	/* a layer in parts: attention apart from the experts, never a stack torn */
 	pair.input.rules.bucket_bytes = 64u << 20;
 	all = pair_plan(&pair, PLAN_ALL);
 	ck_assert_uint_gt(plan_bucket_count(all), 100);
-	ck_assert_str_eq(plan_bucket_name(all, 2), "model.layers.0 part 2");
+	ck_assert_str_eq(plan_bucket_name(all, 4), "model.layers.0 part 2");
 	ck_ok(plan_check(all, &pair.findings, &pair.err), pair.err);
+	plan_free(all);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(layers_of_all_stages_are_sent_in_step)
+{
+	struct pair_world pair;
+
+	pair_open_model(&pair, "qwen3-30b-a3b", "megatron", "tp=1,pp=2", "vllm", "tp=2", 1);
+	struct plan *all = pair_plan(&pair, PLAN_ALL);
+	ck_assert_str_eq(plan_bucket_name(all, 2), "model.layers.0");
+	ck_assert_str_eq(plan_bucket_name(all, 3), "model.layers.24");
+	ck_assert_str_eq(plan_bucket_name(all, 4), "model.layers.1");
+	ck_assert_str_eq(plan_bucket_name(all, 49), "model.layers.47");
 	plan_free(all);
 	pair_close(&pair);
 }
@@ -242,7 +258,8 @@ Suite *suite(void)
 			    (int)ARRAY_SIZE(golden_cases));
 	tcase_add_loop_test(real, kimi_k2_members_pass_the_check, 0, (int)ARRAY_SIZE(golden_cases));
 	tcase_add_loop_test(real, duplicates_are_dealt_evenly, 0, (int)ARRAY_SIZE(even_cases));
-	tcase_add_test(real, buckets_are_layers_between_embeddings_and_head);
+	tcase_add_test(real, buckets_are_embeddings_and_head_then_layers);
+	tcase_add_test(real, layers_of_all_stages_are_sent_in_step);
 	tcase_add_test(real, reports_hold_what_programs_and_people_look_for);
 	tcase_add_test(real, the_public_check_gives_totals_or_findings);
 	suite_add_tcase(tests, real);
