@@ -345,6 +345,15 @@ const struct expr *expr_parse(struct param_parse *param, const struct json *json
 uint32_t expr_tensor_names(const struct json *json, const char **names, uint32_t room);
 uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer);
 
+/* nearest.c: the best of the candidates for a name nobody knows. */
+struct nearest {
+	const char *name;  /* what was written */
+	const char *best;  /* NULL: none is near; borrowed from the candidates */
+	uint32_t distance; /* of best */
+};
+
+void nearest_try(struct nearest *nearest, const char *candidate);
+
 /* ------------------------------------------------------------------------------------------
  * Making manifests: model.c scale.c layout.c preset.c.
  */

@@ -171,6 +171,11 @@ int64_t rank_params_find(const struct rank_params *params, const char *name);
 int32_t param_expert(const struct manifest *manifest, uint32_t rank, const struct param *param,
 		     int32_t slot);
 
+/* explain.c: a param's pieces at a rank in words, or as one JSON object.  -ENOENT says which rank
+ * has it, or the nearest name. */
+int manifest_explain(const struct manifest *manifest, const char *param, uint32_t rank,
+		     bool as_json, struct writer *out, struct ws_error *err);
+
 /* ------------------------------------------------------------------------------------------
  * Making manifests.
  */
@@ -215,6 +220,18 @@ struct manifest_options {
  */
 int manifest_make(const struct model *model, const struct manifest_options *options,
 		  struct writer *out, struct findings *findings, struct ws_error *err);
+
+/* ---- import.c: a manifest from what a framework says of itself (README.md, "Importing"). */
+struct import_options {
+	enum side side;
+	const char *from;  /* "dtensor", "megatron" */
+	const char *casts; /* as manifest_options */
+};
+
+/* Reads a dump's JSON and writes the manifest.  All faults go to findings, as manifest_make's. */
+int manifest_import(const struct model *model, const struct import_options *options,
+		    const void *dump, size_t bytes, struct writer *out, struct findings *findings,
+		    struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * Planning.

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The small model of tests/dumps (config.json there), and what tests of importers do with it.
+ */
+#ifndef IMPORT_MODEL_H
+#define IMPORT_MODEL_H
+
+#include <stdio.h>
+#include <string.h>
+
+#include "planner/planner.h"
+#include "tests/test.h"
+
+static const struct {
+	const char *name;
+	uint64_t dim[2];
+} tiny_tensors[] = {
+	{"model.embed_tokens.weight", {1000, 40}},
+	{"model.norm.weight", {40}},
+	{"lm_head.weight", {1000, 40}},
+	{"model.layers.%d.input_layernorm.weight", {40}},
+	{"model.layers.%d.post_attention_layernorm.weight", {40}},
+	{"model.layers.%d.self_attn.q_proj.weight", {64, 40}},
+	{"model.layers.%d.self_attn.k_proj.weight", {32, 40}},
+	{"model.layers.%d.self_attn.v_proj.weight", {32, 40}},
+	{"model.layers.%d.self_attn.o_proj.weight", {40, 64}},
+	{"model.layers.%d.self_attn.q_norm.weight", {16}},
+	{"model.layers.%d.self_attn.k_norm.weight", {16}},
+	{"model.layers.%d.mlp.gate.weight", {8, 40}},
+	{"model.layers.%d.mlp.experts.%d.gate_proj.weight", {24, 40}},
+	{"model.layers.%d.mlp.experts.%d.up_proj.weight", {24, 40}},
+	{"model.layers.%d.mlp.experts.%d.down_proj.weight", {40, 24}},
+};
+
+static inline void tiny_add(struct arena *arena, struct tensor_listing *list, uint32_t *count,
+			    size_t which, int layer, int expert, enum ws_dtype dtype)
+{
+	struct tensor_listing *tensor = &list[(*count)++];
+	const uint64_t *dim = tiny_tensors[which].dim;
+	*tensor = (struct tensor_listing){
+		.dtype = dtype, .dim_count = dim[1] == 0 ? 1 : 2, .dim = {dim[0], dim[1]}};
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+	tensor->name = arena_text(arena, tiny_tensors[which].name, layer, expert);
+#pragma GCC diagnostic pop
+	ck_assert_ptr_nonnull(tensor->name);
+}
+
+static inline struct model *tiny_model(void)
+{
+	struct tensor_listing list[256];
+	struct arena arena = {0};
+	struct model *model;
+	struct ws_error err = {0};
+	void *config;
+	size_t bytes;
+	uint32_t count = 0;
+	for (size_t i = 0; i < ARRAY_SIZE(tiny_tensors); i++) {
+		bool layers = strstr(tiny_tensors[i].name, "%d") != NULL;
+		bool experts = strstr(tiny_tensors[i].name, "experts") != NULL;
+		for (int l = 0; l < (layers ? 4 : 1); l++)
+			for (int e = 0; e < (experts ? 8 : 1); e++)
+				tiny_add(&arena, list, &count, i, l, e, WS_BF16);
+	}
+	ck_ok(file_read("tests/dumps/config.json", 1u << 16, &config, &bytes, &err), err);
+	ck_ok(model_from_tensors(&model, "tiny", config, bytes, list, count, &err), err);
+	mem_free(config);
+	arena_release(&arena);
+	return model;
+}
+
+/* Imports a dump's text; a refusal fails the test with its sentence. */
+static inline struct manifest *import_good(const struct model *model, const char *from,
+					   const void *text, size_t bytes)
+{
+	struct import_options options = {.side = SIDE_TRAINER, .from = from};
+	struct writer out = WRITER_INIT(64u << 20);
+	struct manifest *manifest;
+	struct ws_error err = {0};
+	ck_ok(manifest_import(model, &options, text, bytes, &out, NULL, &err), err);
+	ck_ok(manifest_parse(&manifest, out.bytes, out.count, NULL, &err), err);
+	writer_release(&out);
+	return manifest;
+}
+
+static inline struct manifest *make_layout(const struct model *model, const char *layout,
+					   const char *mesh, const char *dtype)
+{
+	struct manifest_options options = {
+		.side = SIDE_TRAINER, .layout = layout, .mesh = mesh, .dtype = dtype};
+	struct writer out = WRITER_INIT(64u << 20);
+	struct manifest *manifest;
+	struct ws_error err = {0};
+	ck_ok(manifest_make(model, &options, &out, NULL, &err), err);
+	ck_ok(manifest_parse(&manifest, out.bytes, out.count, NULL, &err), err);
+	writer_release(&out);
+	return manifest;
+}
+
+/* As Transformer Engine's params are called, for those of Megatron's own modules. */
+static inline const char *engine_name(const char *name, char *out, size_t room)
+{
+	const char *experts = strstr(name, ".local_experts.");
+	const char *norm = strstr(name, ".input_layernorm.weight");
+	unsigned expert;
+	char kind;
+	if (experts != NULL &&
+	    sscanf(experts, ".local_experts.%u.linear_fc%c.weight", &expert, &kind) == 2)
+		snprintf(out, room, "%.*s.linear_fc%c.weight%u", (int)(experts - name), name, kind,
+			 expert);
+	else if (norm != NULL && strncmp(name, "decoder.", 8) == 0)
+		snprintf(out, room, "%.*s.self_attention.linear_qkv.layer_norm_weight",
+			 (int)(norm - name), name);
+	else
+		return name;
+	return out;
+}
+
+/* Both hold the same elements at the same places of the same params. */
+static inline void same_pieces(const struct manifest *mine, const struct manifest *theirs,
+			       uint32_t rank, bool same_dtypes)
+{
+	struct arena arena = {0};
+	struct rank_params a, b;
+	struct ws_error err = {0};
+	ck_ok(manifest_params(mine, rank, &arena, &a, &err), err);
+	ck_ok(manifest_params(theirs, rank, &arena, &b, &err), err);
+	ck_assert_uint_eq(a.count, b.count);
+	for (uint32_t i = 0; i < a.count; i++) {
+		char name[256];
+		int64_t at =
+			rank_params_find(&b, engine_name(a.params[i].name, name, sizeof(name)));
+		ck_assert_msg(at >= 0, "rank %u has no %s", rank, a.params[i].name);
+		const struct param *x = &a.params[i], *y = &b.params[at];
+		ck_assert(!same_dtypes || x->dtype == y->dtype);
+		ck_assert_uint_eq(x->form->element_count, y->form->element_count);
+		ck_assert_uint_eq(x->form->piece_count, y->form->piece_count);
+		for (uint32_t p = 0; p < x->form->piece_count; p++) {
+			const struct piece *v = &x->form->pieces[p], *w = &y->form->pieces[p];
+			char v_name[256], w_name[256];
+			tensor_name(manifest_tensor(mine, v->tensor), x->layer,
+				    param_expert(mine, rank, x, v->slot), v_name, sizeof(v_name));
+			tensor_name(manifest_tensor(theirs, w->tensor), y->layer,
+				    param_expert(theirs, rank, y, w->slot), w_name, sizeof(w_name));
+			ck_assert_str_eq(v_name, w_name);
+			ck_assert_uint_eq(v->place, w->place);
+			ck_assert_int_eq(memcmp(v->offset, w->offset, sizeof(v->offset)), 0);
+			ck_assert_int_eq(memcmp(v->extent, w->extent, sizeof(v->extent)), 0);
+			for (uint32_t d = 0; d < v->dim_count; d++)
+				ck_assert(v->extent[d] == 1 || v->stride[d] == w->stride[d]);
+		}
+	}
+	arena_release(&arena);
+}
+
+#endif
