@@ -32,8 +32,6 @@ static const struct {
 	{"dtensor", "dtensor_hsdp", "fsdp2", "rep=2,dp=3", "f32", true},
 	{"dtensor", "dtensor_tp", "fsdp2", "dp=2,tp=2", "f32", false},
 	{"megatron", "megatron_tp_pp", "megatron", "tp=2,pp=2", NULL, false},
-	{"megatron", "megatron_ep", "megatron", "tp=2,dp=2,ep=2,etp=1", NULL, false},
-	{"megatron", "megatron_vpp", "megatron", "dp=2,pp=2,vpp=2,ep=2", NULL, false},
 };
 
 START_TEST(a_dump_means_what_its_layout_means)
