@@ -11,7 +11,7 @@
 #define MANIFEST_BYTES_MAX (64u << 20)
 
 struct manifest_command {
-	const char *model, *side, *from, *file, *output, *explain;
+	const char *model, *side, *from, *file, *output, *explain, *eplb;
 	uint32_t rank;
 	bool as_json;
 	struct manifest_options options;
@@ -44,6 +44,21 @@ static int read_file(const struct manifest_command *wanted, struct writer *text,
 	return rc;
 }
 
+static int make_manifest(const struct manifest_command *wanted, const struct model *model,
+			 struct writer *text, struct findings *findings, struct ws_error *err)
+{
+	struct manifest_options options = wanted->options;
+	void *map = NULL;
+	int rc = wanted->eplb == NULL ? 0
+				      : file_read(wanted->eplb, MANIFEST_BYTES_MAX, &map,
+						  &options.eplb_bytes, err);
+	options.eplb = map;
+	if (rc == 0)
+		rc = manifest_make(model, &options, text, findings, err);
+	mem_free(map);
+	return rc;
+}
+
 /* The manifest's text, from wherever it comes. */
 static int manifest_text(const struct manifest_command *wanted, struct writer *text,
 			 struct ws_error *err)
@@ -56,7 +71,7 @@ static int manifest_text(const struct manifest_command *wanted, struct writer *t
 	if (rc == 0 && wanted->from != NULL)
 		rc = import_file(wanted, model, text, &findings, err);
 	else if (rc == 0 && model != NULL)
-		rc = manifest_make(model, &wanted->options, text, &findings, err);
+		rc = make_manifest(wanted, model, text, &findings, err);
 	if (rc != 0)
 		say_findings(&findings);
 	else if (text->failed)
@@ -139,7 +154,7 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		{"side", 0, OPTION_TEXT, &wanted.side, "trainer|rollout",
 		 "whose layout (with --from: trainer)"},
 		{"layout", 0, OPTION_TEXT, &options->layout, "NAME",
-		 "fsdp2, megatron, vllm or sglang"},
+		 "fsdp2, zero3, veomni, torchtitan, megatron, vllm, sglang or trtllm"},
 		{"mesh", 0, OPTION_TEXT, &options->mesh, "AXES",
 		 "dp=3 or dp=2,tp=2: sizes, slowest axis first"},
 		{"from", 0, OPTION_TEXT, &wanted.from, "KIND",
@@ -150,6 +165,8 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		 "casts that this target allows (f32:bf16)"},
 		{"quant", 0, OPTION_TEXT, &options->quant, "SCHEME",
 		 "quantization scheme of the target"},
+		{"eplb", 0, OPTION_TEXT, &wanted.eplb, "FILE",
+		 "an engine's map of experts to slots: {\"physical_to_logical_map\": ..}"},
 		{"explain", 0, OPTION_TEXT, &wanted.explain, "PARAM",
 		 "don't write it: say in words what lies in a param"},
 		{"rank", 0, OPTION_COUNT, &wanted.rank, "R", "at which rank (default 0)"},

@@ -221,7 +221,8 @@ struct manifest {
 	uint32_t world, tensor_count, tensor_mask, mesh_count, binding_count, set_count;
 	uint32_t stage_layer_count, lists_count, cast_count, scheme_count, rule_count, rule_room;
 	enum side side;
-	int32_t layer_base; /* num_hidden_layers, for {L-nl}; -1: unknown */
+	int32_t layer_base;  /* num_hidden_layers, for {L-nl}; -1: unknown */
+	int64_t map_version; /* -1: none */
 	bool round_robin;
 };
 
@@ -486,6 +487,8 @@ void make_put_sym(struct json_writer *json, const struct model *model, uint64_t 
 void make_put_casts(struct json_writer *json, const char *casts, struct findings *found);
 
 void make_put_dtype(struct make *make);
+/* eplb.c: the keys of "experts" that a map of experts to slots needs. */
+void make_put_eplb(struct make *make);
 /* make_quant.c: "schemes"; and whether the scheme quantizes a tensor. */
 void make_put_scheme(struct make *make);
 bool make_is_quantized(const struct make *make, const char *tensor);

@@ -125,6 +125,8 @@ static void put_ranks(struct make *make)
 	json_begin_object(json, "experts");
 	json_put_text(json, "axis", "ep");
 	json_put_text(json, "place", ranks->round_robin ? "round_robin" : "linear");
+	if (make->options->eplb != NULL)
+		make_put_eplb(make);
 	json_end_object(json);
 }
 

@@ -54,6 +54,11 @@ uint64_t manifest_digest(const struct manifest *manifest)
 	return manifest->digest;
 }
 
+int64_t manifest_map_version(const struct manifest *manifest)
+{
+	return manifest->map_version;
+}
+
 uint32_t manifest_tensor_count(const struct manifest *manifest)
 {
 	return manifest->tensor_count;

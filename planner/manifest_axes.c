@@ -327,7 +327,8 @@ static void parse_map(struct parse *parse, const struct json *json, const struct
 
 void parse_experts(struct parse *parse, const struct json *json)
 {
-	static const char *const keys[] = {"axis", "place", "map", "map_layers", NULL};
+	static const char *const keys[] = {"axis",	 "place",	"map",
+					   "map_layers", "map_version", NULL};
 	if (json == NULL || json->type == JSON_NULL || !parse_keys(parse, json, "experts", keys))
 		return;
 	const char *place = json_text(json, "place", "linear");
@@ -337,6 +338,12 @@ void parse_experts(struct parse *parse, const struct json *json)
 	if (!parse->manifest->round_robin && strcmp(place, "linear") != 0)
 		findings_add(&parse->found, "experts", "experts",
 			     "\"place\" must be \"linear\" or \"round_robin\"");
+	const struct json *version = json_get(json, "map_version");
+	if (version != NULL && (!version->is_integer || version->integer < 0 || map == NULL))
+		findings_add(&parse->found, "experts", "experts",
+			     "\"map_version\" must be an integer from 0 on, and goes with a map");
+	else if (version != NULL)
+		parse->manifest->map_version = version->integer;
 	if (map != NULL && map->type != JSON_NULL)
 		parse_map(parse, map, json_get(json, "map_layers"));
 }

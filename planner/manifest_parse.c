@@ -394,6 +394,7 @@ int manifest_parse(struct manifest **manifest_out, const void *text, size_t byte
 	parse.manifest = mem_alloc(sizeof(*parse.manifest));
 	if (parse.manifest == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
+	parse.manifest->map_version = -1;
 	parse.found.arena = &parse.arena;
 	parse.manifest->memo = mem_alloc(sizeof(*parse.manifest->memo));
 	parse.out_of_memory = parse.manifest->memo == NULL;

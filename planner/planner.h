@@ -88,6 +88,9 @@ const char *manifest_model(const struct manifest *manifest);
 const char *manifest_framework(const struct manifest *manifest);
 const char *manifest_quant(const struct manifest *manifest); /* first scheme named, or NULL */
 uint64_t manifest_digest(const struct manifest *manifest); /* of its meaning, not its white space */
+/* The number of its map of experts, for reports; -1 without one.  Only the map's content counts in
+ * the digest: the same map under another number is the same manifest. */
+int64_t manifest_map_version(const struct manifest *manifest);
 uint32_t manifest_tensor_count(const struct manifest *manifest);
 const struct tensor_rule *manifest_tensor(const struct manifest *manifest, uint32_t index);
 /* Whether this (target) manifest declares that `from` may be cast to `to`. */
@@ -209,11 +212,13 @@ const char *const *layout_names(void);
 
 struct manifest_options {
 	enum side side;
-	const char *layout; /* "fsdp2", "megatron", "vllm", "sglang" */
+	const char *layout; /* of layout_names(): "fsdp2", "megatron", "vllm" */
 	const char *mesh;   /* "dp=3", "dp=2,tp=2": axes slowest first */
 	const char *dtype;  /* params' dtype if not the checkpoint's: "f32"; or NULL */
 	const char *casts;  /* "f32:bf16,bf16:f16": casts this target allows; or NULL */
 	const char *quant;  /* scheme name, or NULL */
+	const char *eplb;   /* JSON text of an engine's map of experts to slots; or NULL */
+	size_t eplb_bytes;
 };
 
 /* Writes a manifest's JSON.  All that is wrong with layout against mesh and model goes to findings.
