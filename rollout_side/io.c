@@ -46,8 +46,9 @@ static void state_say(struct ws_rollout *rollout)
 	if (rollout->is_over)
 		return;
 	char waits[MEMBER_WAITS_BYTES] = "";
-	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED)
-		(void)receive_missing(rollout, waits, sizeof(waits));
+	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED &&
+	    !receive_missing(rollout, waits, sizeof(waits)))
+		(void)forwards_missing(rollout, waits, sizeof(waits));
 	member_say_waiting(rollout->member, waits);
 	member_say_state(rollout->member, version->state, version->said_attempt,
 			 version->live_version,
@@ -81,6 +82,8 @@ static void arm(struct ws_rollout *rollout)
 				   (unsigned long long)rollout->version.attempt)
 			 : engine_arm(rollout->engine, rollout->version.attempt, &err);
 	rollout->wire.written = rollout->wire.written || rc == 0;
+	if (rc == 0)
+		forwards_armed(rollout);
 	version_armed(&rollout->version, rc, &err, &actions);
 	actions_apply(rollout, &actions);
 }
@@ -111,6 +114,8 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 			.version = rollout->version.version,
 			.attempt = rollout->version.attempt,
 			.bytes = progress.bytes_received,
+			.bytes_from_rollouts = rollout->wire.bytes_from_rollouts,
+			.bytes_forwarded = rollout->wire.bytes_forwarded,
 			.ready_ns = rollout->ready_ns - rollout->begin_ns,
 			.landed_ns = rollout->landed_ns - rollout->ready_ns,
 			.paused_ns = rollout->pause_ns - rollout->landed_ns,
@@ -225,9 +230,13 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 	switch (event->kind) {
 	case MEMBER_NOTHING:
 	case MEMBER_ALL_WIRED:
-	case MEMBER_READY:
-	case MEMBER_NEXT_GONE:
 	case MEMBER_REPLICAS:
+		break;
+	case MEMBER_READY:
+		forward_ready(rollout, event);
+		break;
+	case MEMBER_NEXT_GONE:
+		forwards_next_gone(rollout);
 		break;
 	case MEMBER_ROSTER:
 		rollout_wire_roster(rollout, event);
@@ -236,7 +245,7 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 		rollout_wire_quiet(rollout, event->generation);
 		break;
 	case MEMBER_PAIR:
-		rollout_wire_request(rollout, event);
+		rollout_wire_pair(rollout, event);
 		break;
 	case MEMBER_WORD:
 		word_take(rollout, event);
@@ -292,7 +301,7 @@ static uint32_t member_of_peer(const struct ws_rollout *rollout, const struct en
 	for (uint32_t i = 0; i < rollout->wire.pair_count; i++)
 		if (peer != NULL && rollout->wire.pairs[i].peer == peer)
 			return rollout->wire.pairs[i].member;
-	return UINT32_MAX;
+	return forward_member_of_peer(rollout, peer);
 }
 
 static void op_failed(struct ws_rollout *rollout, const struct engine_event *event)
@@ -303,9 +312,17 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 
 	if (rollout->wire.state != WIRE_WIRED || rollout->version.state != RANK_READY)
 		return;
-	ws_fail(&why, -EIO, "the credit to %s by NIC '%s' failed (version %llu): %s",
-		rollout_wire_member_name(rollout, about, name), nic_name(rollout, event->nic),
-		(unsigned long long)rollout->version.version, strerror(-event->status));
+	rollout_wire_member_name(rollout, about, name);
+	if (forward_member_of_peer(rollout, event->peer) != UINT32_MAX)
+		ws_fail(&why, event->status == -EPROTO ? -EPROTO : -EIO,
+			"the forward of param '%s' (version %llu) to %s by NIC '%s' failed: %s",
+			forward_param_of_op(rollout, event->peer, event->op_id),
+			(unsigned long long)rollout->version.version, name,
+			nic_name(rollout, event->nic), strerror(-event->status));
+	else
+		ws_fail(&why, -EIO, "the credit to %s by NIC '%s' failed (version %llu): %s", name,
+			nic_name(rollout, event->nic), (unsigned long long)rollout->version.version,
+			strerror(-event->status));
 	member_say_failure(rollout->member, FAILURE_OP, rollout->version.attempt, about, &why);
 }
 
@@ -391,7 +408,7 @@ static void engine_turn(struct ws_rollout *rollout)
 	    count == (int)ARRAY_SIZE(events))
 		return;
 	engine_progress(rollout->engine, &progress);
-	if (progress.receives_done < progress.receive_count)
+	if (progress.receives_done < progress.receive_count || !progress.all_sent)
 		return;
 	rollout->landed_ns = clock_ns();
 	version_landed(&rollout->version, &actions);

@@ -144,6 +144,13 @@ static int copy_put(struct builder *builder, const struct pair *pair, const stru
 	return scatter_make(builder, copy, landing, receive);
 }
 
+/* What a receive holds back: the forwards of its bucket, if it brings of their bytes. */
+static uint32_t gate_of(const struct wire *wire, const struct plan_pair *pair, uint32_t counter)
+{
+	return pair->feeds && wire->forward_count > 0 ? forward_gate(pair->counters[counter].bucket)
+						      : 0;
+}
+
 /* Counters of all pairs, and the ops of their digests behind each pair's data ops. */
 static void receives_init(struct builder *builder)
 {
@@ -161,6 +168,7 @@ static void receives_init(struct builder *builder)
 				.digest_op_id = wire->rules.wire_digests ? digest : UINT32_MAX,
 				.credit_op_id = UINT32_MAX,
 				.tag = pair->plan->counters[c].bucket,
+				.gate = gate_of(wire, pair->plan, c),
 			};
 		}
 	}

@@ -10,7 +10,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "lib/hub/host.h"
 #include "rollout_side/rollout_internal.h"
 
 /* ---------------------------------------------------------------- open */
@@ -23,6 +22,10 @@ static int options_check(const struct ws_rollout_options *options, struct ws_err
 		return ws_fail(err, -EINVAL,
 			       "rollout rank %u isn't below its replica's world of %u",
 			       options->rank, options->world);
+	if (options->host != NULL &&
+	    (options->host[0] == '\0' || strlen(options->host) >= HOST_TEXT_BYTES))
+		return ws_fail(err, -EINVAL, "a host's name has 1 to %d characters",
+			       HOST_TEXT_BYTES - 1);
 	if (options->buffers != WS_DOUBLE && options->buffers != WS_INPLACE)
 		return ws_fail(err, -EINVAL, "buffers are WS_DOUBLE or WS_INPLACE, not %d",
 			       (int)options->buffers);
@@ -37,6 +40,8 @@ static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_option
 	rollout->world = options->world;
 	rollout->inplace = options->buffers == WS_INPLACE;
 	rollout->want_digest = options->param_digest;
+	if (options->host != NULL)
+		snprintf(rollout->host, sizeof(rollout->host), "%s", options->host);
 	snprintf(rollout->name, sizeof(rollout->name), "rollout %u.%u", options->replica,
 		 options->rank);
 	version_init(&rollout->version, rollout->inplace);
@@ -163,9 +168,8 @@ int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct w
 
 static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
 {
-	char host[HOST_TEXT_BYTES];
-
-	host_identity(host);
+	if (rollout->host[0] == '\0')
+		host_identity(rollout->host);
 	struct member_options options = {
 		.endpoint = rollout->hub_text,
 		.key = &rollout->key,
@@ -173,7 +177,7 @@ static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct
 		.rank = rollout->rank,
 		.replica = rollout->replica,
 		.world = rollout->world,
-		.host = host,
+		.host = rollout->host,
 		.nic_count = rollout->devices.count,
 		.mbps = rollout->devices.mbps,
 		.inplace = rollout->inplace,

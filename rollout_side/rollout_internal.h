@@ -7,6 +7,7 @@
  *   step.c     the caller's step: runs the hook that the I/O thread has handed over
  *   io.c       the I/O thread's loop: hub, engine and hooks -> version.c -> what is to be done
  *   wire.c     roster -> plan -> fence -> answers to pair requests -> program (I/O thread)
+ *   forward.c  what this rank sends on to other rollouts (I/O thread)
  *   arena.c    where bytes land: the spare arena or the engine's memory, the ring, place rows
  *   receive.c  the plan's receives as the engine's program
  *   version.c  the state machine (pure)
@@ -25,6 +26,7 @@
 #include "lib/base/base.h"
 #include "lib/engine/devices.h"
 #include "lib/engine/engine.h"
+#include "lib/hub/host.h"
 #include "lib/hub/hub.h"
 #include "lib/link/link.h"
 #include "planner/planner.h"
@@ -47,7 +49,7 @@ enum wire_state {
 /* One sender to me. */
 struct pair {
 	uint32_t member;	  /* index in the roster */
-	uint64_t id, incarnation; /* of the trainer */
+	uint64_t id, incarnation; /* of the sender */
 	const struct plan_pair *plan;
 	struct engine_peer *peer; /* NULL before its request came */
 	uint32_t op_id_base;	  /* my op ids of its ops begin here */
@@ -58,6 +60,19 @@ struct pair {
 	const void *request;	  /* a copy, where it came before the fence was done */
 	uint32_t request_bytes;
 	bool answered;
+};
+
+/* One rollout that I forward to. */
+struct forward {
+	uint32_t member; /* index in the roster */
+	const struct plan_pair *plan;
+	struct engine_peer *peer;
+	uint32_t digest_base; /* its first counter among my digests */
+	bool answered;
+	uint32_t op_id_base, receive_base;
+	const struct place_row *rows; /* in the wire's arena */
+	uint32_t row_count;
+	uint64_t ready_attempt; /* the last ready heard */
 };
 
 /* A peer of an earlier wiring that the fence still has to do with. */
@@ -71,21 +86,27 @@ struct wire {
 	uint64_t generation;
 	bool engine_made;
 	bool written;		 /* some attempt was armed: writes of an aborted one may come */
-	bool quiet;		 /* every trainer has closed what it wrote to me with */
+	bool quiet;		 /* every sender has closed what it wrote to me with */
+	bool quiet_said;	 /* I have */
 	uint64_t fence_until_ns; /* peers that can't be heard are given up then */
 	bool given_up;
 	struct rules rules;
 	struct arena arena;	   /* pairs, program; of this generation */
 	struct arena arena_before; /* what the engine still borrows of the one before */
 	struct pair *pairs;
-	uint32_t pair_count, answered_count;
+	struct forward *forwards;
+	uint32_t pair_count, forward_count;
+	uint32_t answered_count;  /* of both */
+	bool next_gone;		  /* those that I forward to were dropped */
+	uint32_t *send_param;	  /* by send: for error texts */
 	uint32_t *pair_of_member; /* UINT32_MAX: none */
 	uint32_t member_count;
 	struct old_peer *old; /* owned */
 	uint32_t old_count;
 	struct engine_program program;
 	uint64_t op_id_count;
-	uint64_t ring_bytes; /* that this plan needs */
+	uint64_t ring_bytes;			       /* that this plan needs */
+	uint64_t bytes_from_rollouts, bytes_forwarded; /* of an update */
 };
 
 /* ---------------------------------------------------------------- the hook slot */
@@ -127,6 +148,7 @@ struct ws_rollout {
 	uint32_t replica, rank, world;
 	bool inplace, want_digest;
 	char name[ROLLOUT_NAME_BYTES]; /* "rollout 1.0" */
+	char host[HOST_TEXT_BYTES];
 	struct devices devices;
 	struct ws_rollout_hooks hooks;
 	void *hook_arg;
@@ -189,7 +211,7 @@ void actions_apply(struct ws_rollout *rollout, const struct version_actions *act
 /* wire.c */
 void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *event);
 void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation);
-void rollout_wire_request(struct ws_rollout *rollout, const struct member_event *event);
+void rollout_wire_pair(struct ws_rollout *rollout, const struct member_event *event);
 void rollout_wire_step(struct ws_rollout *rollout);
 void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns);
 /* Forgets the pairs; who wrote to me is fenced by the next wiring, or now if something may still
@@ -200,6 +222,29 @@ const char *rollout_wire_member_name(const struct ws_rollout *rollout, uint32_t 
 				     char *text_out);
 /* The pair that a receive belongs to. */
 const struct pair *rollout_wire_pair_of_receive(const struct ws_rollout *rollout, uint32_t receive);
+
+/* forward.c */
+/* A forward of bucket b waits behind the gate of the receives of bucket b that feed it. */
+static inline uint32_t forward_gate(uint32_t bucket)
+{
+	return bucket + 1;
+}
+int forwards_make(struct ws_rollout *rollout, const struct member_event *event,
+		  struct ws_error *err);
+int forwards_ask(struct ws_rollout *rollout, struct ws_error *err);
+int forward_answer(struct ws_rollout *rollout, const struct member_event *event,
+		   struct ws_error *err);
+/* Adds sends, digests and gates to the program. */
+int forwards_program(struct ws_rollout *rollout, struct ws_error *err);
+void forwards_close(struct ws_rollout *rollout);
+void forwards_armed(struct ws_rollout *rollout);
+void forward_ready(struct ws_rollout *rollout, const struct member_event *event);
+void forwards_next_gone(struct ws_rollout *rollout);
+/* Why forwards aren't done: "forwards to rollout 1.0, which isn't ready"; false if they are. */
+bool forwards_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes);
+uint32_t forward_member_of_peer(const struct ws_rollout *rollout, const struct engine_peer *peer);
+const char *forward_param_of_op(const struct ws_rollout *rollout, const struct engine_peer *peer,
+				uint32_t op_id);
 
 /* arena.c */
 int landing_open(struct ws_rollout *rollout, struct ws_error *err);	/* spare memory, targets */

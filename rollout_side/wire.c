@@ -122,6 +122,7 @@ static int old_keep(struct ws_rollout *rollout, struct ws_error *err)
 	struct wire *wire = &rollout->wire;
 	size_t bytes = wire->old_count * sizeof(*wire->old);
 
+	forwards_close(rollout);
 	void *old = mem_grow(wire->old, bytes, bytes + wire->pair_count * sizeof(*wire->old) + 1);
 	if (old == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to close %u pairs", wire->pair_count);
@@ -177,7 +178,7 @@ void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *
 	wire->pair_of_member = NULL;
 	wire->pair_count = 0;
 	wire->answered_count = 0;
-	wire->quiet = false;
+	wire->quiet = wire->quiet_said = false;
 	wire->given_up = false;
 	memset(&wire->program, 0, sizeof(wire->program));
 	wire->generation = event->generation;
@@ -187,6 +188,8 @@ void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *
 		rc = roster_plan(rollout, event, &err);
 	if (rc == 0)
 		rc = pairs_make(rollout, event, &err);
+	if (rc == 0)
+		rc = forwards_make(rollout, event, &err);
 	if (rc != 0)
 		wire_fail(rollout, FAILURE_PLAN, &err);
 }
@@ -202,7 +205,7 @@ void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation)
 		engine_peer_quiet(rollout->engine, wire->old[i].peer);
 }
 
-/* ---------------------------------------------------------------- a trainer's request */
+/* ---------------------------------------------------------------- a sender's request */
 
 static int request_check(const struct ws_rollout *rollout, const struct pair *pair,
 			 const struct pair_frame *frame, struct ws_error *err)
@@ -303,6 +306,11 @@ static int request_take(struct ws_rollout *rollout, struct pair *pair, const voi
 	return 0;
 }
 
+static bool all_answered(const struct wire *wire)
+{
+	return wire->answered_count == wire->pair_count + wire->forward_count;
+}
+
 /* Everything is connected: the plan becomes the program. */
 static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
 {
@@ -310,6 +318,8 @@ static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
 	struct version_actions actions = {0};
 
 	int rc = receive_program(rollout, err);
+	if (rc == 0)
+		rc = forwards_program(rollout, err);
 	if (rc == 0)
 		rc = engine_set_program(rollout->engine, &wire->program, err);
 	if (rc != 0)
@@ -321,25 +331,34 @@ static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
 	return 0;
 }
 
-void rollout_wire_request(struct ws_rollout *rollout, const struct member_event *event)
+static int request_hear(struct ws_rollout *rollout, const struct member_event *event,
+			struct ws_error *err)
+{
+	struct wire *wire = &rollout->wire;
+
+	if (wire->pair_of_member[event->from] == UINT32_MAX)
+		return 0;
+	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
+	if (pair->answered)
+		return 0;
+	if (wire->state == WIRE_PAIRING)
+		return request_take(rollout, pair, event->body, event->body_bytes, err);
+	pair->request = arena_copy(&wire->arena, event->body, event->body_bytes);
+	pair->request_bytes = pair->request != NULL ? event->body_bytes : 0;
+	return 0;
+}
+
+void rollout_wire_pair(struct ws_rollout *rollout, const struct member_event *event)
 {
 	struct wire *wire = &rollout->wire;
 	struct ws_error err = {0};
 
-	if ((wire->state != WIRE_FENCING && wire->state != WIRE_PAIRING) || event->answer ||
-	    event->generation != wire->generation || event->from >= wire->member_count ||
-	    wire->pair_of_member[event->from] == UINT32_MAX)
+	if ((wire->state != WIRE_FENCING && wire->state != WIRE_PAIRING) ||
+	    event->generation != wire->generation || event->from >= wire->member_count)
 		return;
-	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
-	if (pair->answered)
-		return;
-	if (wire->state == WIRE_FENCING) {
-		pair->request = arena_copy(&wire->arena, event->body, event->body_bytes);
-		pair->request_bytes = pair->request != NULL ? event->body_bytes : 0;
-		return;
-	}
-	int rc = request_take(rollout, pair, event->body, event->body_bytes, &err);
-	if (rc == 0 && wire->answered_count == wire->pair_count)
+	int rc = event->answer ? forward_answer(rollout, event, &err)
+			       : request_hear(rollout, event, &err);
+	if (rc == 0 && wire->state == WIRE_PAIRING && all_answered(wire))
 		rc = wire_done(rollout, &err);
 	if (rc != 0)
 		wire_fail(rollout, FAILURE_ATTEMPT, &err);
@@ -384,11 +403,13 @@ static int fence_done(struct ws_rollout *rollout, struct ws_error *err)
 		rc = landing_register(rollout, err);
 	if (rc == 0)
 		rc = ring_fit(rollout, err);
+	if (rc == 0)
+		rc = forwards_ask(rollout, err);
 	for (uint32_t i = 0; rc == 0 && i < wire->pair_count; i++)
 		if (wire->pairs[i].request != NULL)
 			rc = request_take(rollout, &wire->pairs[i], wire->pairs[i].request,
 					  wire->pairs[i].request_bytes, err);
-	if (rc == 0 && wire->answered_count == wire->pair_count)
+	if (rc == 0 && all_answered(wire))
 		rc = wire_done(rollout, err);
 	return rc;
 }
@@ -406,7 +427,7 @@ void rollout_wire_step(struct ws_rollout *rollout)
 {
 	struct wire *wire = &rollout->wire;
 	struct ws_error err = {0};
-	bool closed;
+	bool closed = rollout->engine == NULL;
 	int rc = 0;
 
 	if (wire->state != WIRE_FENCING)
@@ -415,6 +436,10 @@ void rollout_wire_step(struct ws_rollout *rollout)
 		old_give_up(rollout);
 	if (rollout->engine != NULL)
 		rc = engine_fence(rollout->engine, &closed, &err);
+	if (closed && !wire->quiet_said) {
+		wire->quiet_said = true;
+		member_say_quiet(rollout->member, wire->generation);
+	}
 	if (rc == -EAGAIN)
 		return;
 	if (rc == 0)

@@ -70,6 +70,9 @@ struct ws_rollout_options {
 	const char *provider;  /* NULL: "tcp" */
 	const char *const *nics;
 	uint32_t nic_count;
+	/* Who shares a host with whom, for fan-out: ranks that say the same.  NULL: this host's
+	 * name and boot.  For containers whose hostnames differ. */
+	const char *host;
 	enum ws_buffers buffers;
 	bool param_digest; /* hash all params after each copy, for ws_rollout_last */
 };
@@ -142,6 +145,8 @@ WS_API bool ws_rollout_serving(const struct ws_rollout *rollout);
 /* What the last update that went live here did. */
 struct ws_rollout_report {
 	uint64_t version, attempt, bytes; /* received by this rank */
+	uint64_t bytes_from_rollouts;	  /* of them: forwards of other ranks; 0 without fan-out */
+	uint64_t bytes_forwarded;	  /* by this rank to others */
 	uint64_t ready_ns, landed_ns, paused_ns, copy_ns, reload_ns,
 		resumed_ns;		      /* each from the one before;
 					       * copy_ns and reload_ns are inside paused..live */

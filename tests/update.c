@@ -126,6 +126,51 @@ START_TEST(two_replicas_of_experts_go_live_with_and_without_the_barrier)
 }
 END_TEST
 
+/* Norms and, with one expert group, all else that isn't split is held alike by the ranks of a host.
+ */
+START_TEST(what_rollouts_forward_goes_live_in_each_mode)
+{
+	bool chain = (_i & 1) != 0;
+	struct world_options options = {
+		.model = "qwen3-30b-a3b",
+		.scale = 3000,
+		.trainer_layout = "fsdp2",
+		.trainer_mesh = "dp=2",
+		.rollout_layout = "vllm",
+		.rollout_mesh = chain ? "tp=2" : "dp=2,ep=2",
+		.trainers = 2,
+		.replicas = chain ? 3 : 2,
+		.replica_ranks = 2,
+		.min_replicas = chain ? 3 : 2,
+		.fanout = chain ? "replica" : "node",
+		.inplace = (_i & 2) != 0,
+		.digests = (_i & 4) != 0,
+		.op_bytes = 16u << 10,
+		.run_bytes_min = 4096,
+	};
+	struct world *world = world_open(&options);
+
+	for (uint64_t version = 1; version <= 3; version++)
+		world_push_good(world, version, version == 2);
+	uint64_t forwarded = 0, received = 0;
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		struct ws_rollout_report report;
+		ws_rollout_last(world->loop[i].rollout, &report);
+		ck_assert_uint_gt(report.bytes, 0);
+		ck_assert_uint_le(report.bytes_from_rollouts, report.bytes);
+		forwarded += report.bytes_forwarded;
+		received += report.bytes_from_rollouts;
+		bool ends = i / 2 == 0, last = i / 2 == 2;
+		if (chain)
+			ck_assert_uint_eq(report.bytes_from_rollouts, ends ? 0 : report.bytes);
+		ck_assert(chain && last ? report.bytes_forwarded == 0 : report.bytes_forwarded > 0);
+	}
+	ck_assert_uint_gt(forwarded, 0);
+	ck_assert_uint_eq(forwarded, received);
+	world_close(world);
+}
+END_TEST
+
 START_TEST(a_failed_hook_ends_the_attempt_everywhere_and_the_next_version_goes_live)
 {
 	struct world_options options = three_to_two;
@@ -198,6 +243,7 @@ Suite *suite(void)
 	tcase_add_loop_test(modes, a_small_ring_and_small_staging_carry_strided_weights, 0, 2);
 	tcase_add_loop_test(modes, two_replicas_of_experts_go_live_with_and_without_the_barrier, 0,
 			    2);
+	tcase_add_loop_test(modes, what_rollouts_forward_goes_live_in_each_mode, 0, 8);
 	tcase_add_loop_test(
 		modes, a_failed_hook_ends_the_attempt_everywhere_and_the_next_version_goes_live, 0,
 		2);

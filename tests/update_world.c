@@ -225,6 +225,9 @@ void loop_start(struct engine_loop *loop)
 	const char *loopback = "127.0.0.1";
 	struct ws_error err = {0};
 	struct ws_rollout_hooks hooks = {on_begin, on_pause, on_reload, on_resume, on_abort};
+	char host[32];
+	snprintf(host, sizeof(host), "host-%u-%u", loop->replica,
+		 loop->rank / MAX(given->ranks_per_host, 1u));
 	struct ws_rollout_options options = {
 		.hub = ws_trainer_hub(world->trainer[0].trainer),
 		.key_file = world->key_file,
@@ -233,6 +236,7 @@ void loop_start(struct engine_loop *loop)
 		.world = given->replica_ranks,
 		.manifest = (const char *)world->rollout_text.bytes,
 		.manifest_bytes = world->rollout_text.count,
+		.host = given->ranks_per_host != 0 ? host : NULL,
 		.transport = given->transport,
 		.nics = given->nic_count != 0 ? given->rollout_nics : &loopback,
 		.nic_count = MAX(given->nic_count, 1u),
@@ -308,6 +312,7 @@ static void trainer_open(struct trainer *trainer)
 		.min_replicas = MAX(given->min_replicas, 1u),
 		.wire_digests = given->digests,
 		.barrier = given->barrier,
+		.fanout = given->fanout,
 		.lost_ms = given->lost_ms != 0 ? given->lost_ms : 10000,
 		.phase_ms = given->phase_ms,
 	};

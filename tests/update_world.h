@@ -25,6 +25,8 @@ struct world_options {
 	const char *rollout_layout, *rollout_mesh;
 	uint32_t trainers, replicas, replica_ranks, min_replicas;
 	bool inplace, digests, barrier;
+	const char *fanout;	  /* NULL: none */
+	uint32_t ranks_per_host;  /* of a replica; 0: all on this one */
 	const char *transport;	  /* NULL: "fabric" */
 	const char *fault_device; /* of trainer 1\'s fault NIC, or NULL */
 	const char *trainer_nics[2], *rollout_nics[2];

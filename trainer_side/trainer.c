@@ -30,7 +30,8 @@ static int options_check(const struct ws_trainer_options *options, struct ws_err
 	return 0;
 }
 
-static void rules_of_options(const struct ws_trainer_options *options, struct rules *rules_out)
+static int rules_of_options(const struct ws_trainer_options *options, struct rules *rules_out,
+			    struct ws_error *err)
 {
 	*rules_out = (struct rules)RULES_DEFAULT;
 	if (options->op_bytes != 0)
@@ -44,7 +45,17 @@ static void rules_of_options(const struct ws_trainer_options *options, struct ru
 	rules_out->bucket_bytes = options->bucket_bytes;
 	rules_out->wire_digests = options->wire_digests;
 	rules_out->barrier = options->barrier;
+	int rc = options->fanout == NULL ? 0
+					 : fanout_parse(options->fanout, &rules_out->fanout, err);
+	return rc != 0 ? rc : rules_check(rules_out, err);
 }
+
+/* Who writes to rollouts, as the hub needs to know it. */
+static const enum hub_forward forwards[] = {
+	[FANOUT_NONE] = HUB_FORWARD_NONE,
+	[FANOUT_NODE] = HUB_FORWARD_INSIDE,
+	[FANOUT_REPLICA] = HUB_FORWARD_CHAIN,
+};
 
 static int hub_start(struct ws_trainer *trainer, const struct ws_trainer_options *options,
 		     struct ws_error *err)
@@ -52,8 +63,7 @@ static int hub_start(struct ws_trainer *trainer, const struct ws_trainer_options
 	struct writer bytes = WRITER_INIT(4096);
 	struct rules rules;
 
-	rules_of_options(options, &rules);
-	int rc = rules_check(&rules, err);
+	int rc = rules_of_options(options, &rules, err);
 	if (rc != 0)
 		return rc;
 	rules_encode(&rules, &bytes);
@@ -70,6 +80,7 @@ static int hub_start(struct ws_trainer *trainer, const struct ws_trainer_options
 		.rules = bytes.bytes,
 		.rules_bytes = (uint32_t)bytes.count,
 		.barrier = options->barrier,
+		.forward = forwards[rules.fanout],
 		.join_ms = options->join_ms,
 		.lost_ms = options->lost_ms,
 		.phase_ms = options->phase_ms,

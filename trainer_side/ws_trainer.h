@@ -49,6 +49,9 @@ struct ws_trainer_options {
 	uint32_t min_replicas;	     /* 1 */
 	bool wire_digests;	     /* hash every op at both ends */
 	bool barrier;		     /* no replica commits before all have landed */
+	/* What rollouts pass on among themselves: "none" (NULL), "node": what several ranks of a
+	 * replica on one host hold alike, "replica": everything, from one replica to the next. */
+	const char *fanout;
 	uint32_t lost_ms,
 		phase_ms; /* 5 s of silence lose a member; 60 s for each phase of a rank */
 	uint32_t join_ms; /* 60 s for all to meet the first time */
