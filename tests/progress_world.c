@@ -176,10 +176,11 @@ static void rank_obey(struct model *model, struct process *p)
 	}
 }
 
-static void trainer_obey(struct process *p)
+static void trainer_obey(struct model *model, struct process *p)
 {
 	const struct beat_down *down = &p->down;
 	struct beat_up *up = &p->up;
+	uint64_t joined = up->joined;
 	if (down->attempt > up->attempt_seen && down->in == p->incarnation) {
 		up->attempt_seen = down->attempt;
 		if (down->attempt_generation == up->generation && down->version != 0 &&
@@ -189,12 +190,19 @@ static void trainer_obey(struct process *p)
 			up->joined = down->attempt;
 		}
 	}
+	if (up->joined != joined) {
+		p->joined_hub = p->hub;
+		p->joined_as = p->incarnation;
+	}
 	bool spent = up->want != 0 && up->joined > p->want_joined;
 	if (spent && (down->attempt > up->joined || (down->attempt == up->joined && down->over))) {
 		p->result =
 			down->attempt == up->joined ? down->attempt_error : (struct ws_error){0};
-		if (down->attempt != up->joined)
+		if (down->attempt != up->joined) {
 			p->result.code = -ECONNRESET;
+			if (p->joined_hub == p->hub && p->joined_as == p->incarnation)
+				model_broke(model, "T1: a trainer missed how its attempt ended");
+		}
 		up->want = 0;
 		up->sent = up->joined;
 	}
@@ -264,7 +272,7 @@ static void down_take(struct model *model, struct process *p, const struct down_
 		renew(p, frame->beat.dropped);
 		served_check(model);
 	} else if (p->trains) {
-		trainer_obey(p);
+		trainer_obey(model, p);
 	} else {
 		rank_obey(model, p);
 	}

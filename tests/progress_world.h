@@ -57,8 +57,8 @@ struct process {
 	struct beat_up up; /* what it says: state, attempt, want, joined, .. */
 	struct beat_down down;
 	uint64_t begun, tried; /* trainer: last goal it pushed; begun: as in member.c */
-	uint64_t want_joined;
-	struct ws_error result; /* trainer: of its last push */
+	uint64_t want_joined, joined_hub, joined_as; /* joined_as: my incarnation then */
+	struct ws_error result;			     /* trainer: of its last push */
 	/* rollout: the truth */
 	uint64_t version, current, live[TRAINERS], spare[TRAINERS];
 	uint32_t bits;

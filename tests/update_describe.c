@@ -21,7 +21,7 @@
 
 static const struct world_options experts = {
 	.model = "qwen3-30b-a3b",
-	.scale = 3000,
+	.scale = 12000,
 	.trainer_layout = "fsdp2",
 	.trainer_mesh = "dp=2",
 	.rollout_layout = "vllm",
@@ -212,7 +212,7 @@ static void other_model_write(struct writer *text)
 
 	*text = (struct writer)WRITER_INIT(16u << 20);
 	ck_ok(model_builtin(&whole, experts.model, &err), err);
-	ck_ok(model_scale(&model, whole, 1, 2 * experts.scale, &err), err);
+	ck_ok(model_scale(&model, whole, 1, experts.scale / 4, &err), err);
 	ck_ok(manifest_make(model, &options, text, &findings, &err), err);
 	model_free(model);
 	model_free(whole);

@@ -106,7 +106,7 @@ void loop_remap_text(struct engine_loop *loop, const void *text, size_t bytes)
 	      err);
 	ck_ok(manifest_params(remap->manifest, loop->rank, &loop->arena, &remap->params, &err),
 	      err);
-	ck_assert_uint_le(remap->params.arena_bytes, 2 * loop->params.arena_bytes);
+	ck_assert_uint_le(remap->params.arena_bytes, 4 * loop->params.arena_bytes);
 	remap->memory = world_memory_make(remap->params.arena_bytes);
 	memset(remap->memory, 0xa5, remap->params.arena_bytes);
 	loop->remap = remap;

@@ -249,7 +249,7 @@ void loop_start(struct engine_loop *loop)
 	ck_assert_ptr_nonnull(loop->where);
 	if (loop->memory == NULL) {
 		loop->memory = world_memory_make(loop->params.arena_bytes);
-		loop->expected = world_memory_make(2 * loop->params.arena_bytes);
+		loop->expected = world_memory_make(4 * loop->params.arena_bytes);
 	}
 	for (uint32_t i = 0; i < loop->params.count; i++)
 		loop->where[i] = (struct ws_memory){.base = loop->memory +

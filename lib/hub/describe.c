@@ -42,19 +42,8 @@ void replica_describes(struct progress *progress, uint32_t index)
 		replica->describe_ns = progress->now_ns;
 }
 
-/* Whether every trainer has heard all there is of the last attempt: its push is told with this
- * replica still in. */
-static bool trainers_know(const struct progress *progress)
-{
-	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
-		const struct seat *seat = &progress->seats[i];
-		if (seat_is_in(seat) && seat->up.view_seen != progress->view_serial)
-			return false;
-	}
-	return true;
-}
-
-/* Who asks is let go, with its replica, between two attempts: it comes back with the new one. */
+/* Who asks is let go, with its replica, between two attempts: it comes back with the new one.  The
+ * trainers' reports of the last attempt still have it in. */
 void describe_tick(struct progress *progress)
 {
 	uint32_t trainers = progress->options.trainer_count;

@@ -305,8 +305,7 @@ void beat_down_encode(const struct beat_down *beat, struct writer *out)
 		beat->sequence,	     beat->joined,	 beat->in,
 		beat->dropped,	     beat->generation,	 beat->failure_serial,
 		beat->ready_attempt, beat->attempt,	 beat->attempt_generation,
-		beat->version,	     beat->word_attempt, beat->view_serial,
-		beat->last_attempt};
+		beat->version,	     beat->word_attempt, beat->view_serial};
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		write_u64(out, numbers[i]);
 	write_u32(out, beat->lost_ms);
@@ -318,7 +317,6 @@ void beat_down_encode(const struct beat_down *beat, struct writer *out)
 	write_u8(out, (uint8_t)beat->word);
 	write_error(out, &beat->dropped_error);
 	write_error(out, &beat->attempt_error);
-	write_error(out, &beat->last_attempt_error);
 	write_error(out, &beat->waits);
 	write_error(out, &beat->word_error);
 	write_u8(out, beat->has_views);
@@ -345,8 +343,7 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 		&beat.sequence,	     &beat.joined,	 &beat.in,
 		&beat.dropped,	     &beat.generation,	 &beat.failure_serial,
 		&beat.ready_attempt, &beat.attempt,	 &beat.attempt_generation,
-		&beat.version,	     &beat.word_attempt, &beat.view_serial,
-		&beat.last_attempt};
+		&beat.version,	     &beat.word_attempt, &beat.view_serial};
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		*numbers[i] = read_u64(&in);
 	beat.lost_ms = read_u32(&in);
@@ -358,7 +355,6 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	beat.word = (enum replica_word)read_enum(&in, WORD_ABORT);
 	read_error(&in, &beat.dropped_error);
 	read_error(&in, &beat.attempt_error);
-	read_error(&in, &beat.last_attempt_error);
 	read_error(&in, &beat.waits);
 	read_error(&in, &beat.word_error);
 	beat.has_views = read_bool(&in);

@@ -137,9 +137,7 @@ struct beat_down {
 	uint64_t attempt, attempt_generation, version;
 	bool over;
 	struct ws_error attempt_error; /* of an attempt that is over */
-	uint64_t last_attempt;	       /* the one before, with its outcome */
-	struct ws_error last_attempt_error;
-	struct ws_error waits; /* for whom start, wiring or begin wait */
+	struct ws_error waits;	       /* for whom start, wiring or begin wait */
 	enum replica_word word;
 	uint64_t word_attempt;
 	struct ws_error word_error;

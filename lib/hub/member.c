@@ -349,9 +349,8 @@ bool member_attempt_over(const struct member *member, uint64_t attempt, struct w
 	const struct ws_error *says = &down->waits;
 	if (over && attempt == down->attempt) {
 		says = &down->attempt_error;
-	} else if (over && attempt == down->last_attempt) {
-		says = &down->last_attempt_error;
 	} else if (over) {
+		/* Of another hub, or while I was out: the hub waits for those it has. */
 		ws_fail(&unheard, -ECONNRESET,
 			"how attempt %llu ended wasn't heard; the hub is at attempt %llu",
 			(unsigned long long)attempt, (unsigned long long)down->attempt);

@@ -179,6 +179,20 @@ bool trainer_waits(const struct seat *seat)
 	return seat_is_in(seat) && seat->up.want != 0 && seat->up.want_attempt == 0;
 }
 
+/* Views come in the beat that says over.  Who hasn't taken the roster yet knew before it was made.
+ */
+bool trainers_know(const struct progress *progress)
+{
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		bool views = seat->up.generation != progress->generation ||
+			     seat->up.view_seen == progress->view_serial;
+		if (seat_is_in(seat) && !(views && seat->up.attempt_seen >= progress->attempt))
+			return false;
+	}
+	return true;
+}
+
 bool all_trainers_joined(const struct progress *progress)
 {
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
@@ -368,8 +382,6 @@ static void stray_drop(struct progress *progress, uint32_t index)
 
 static void attempt_begin(struct progress *progress, uint64_t version)
 {
-	progress->last_attempt = progress->attempt;
-	progress->last_attempt_error = progress->attempt_error;
 	progress->attempt = MAX(progress->attempt, progress->attempt_heard) + 1;
 	progress->attempt_generation = progress->generation;
 	progress->version = version;
@@ -394,18 +406,18 @@ static void attempt_begin(struct progress *progress, uint64_t version)
 	}
 }
 
-/* The first trainer's want begins the next attempt, once the wiring stands, everybody knows that
- * the last one is over, and enough replicas are in (or were waited for long enough). */
+/* The first trainer's want begins the next attempt, once the wiring stands, every trainer has heard
+ * how the last one ended, and enough replicas are in (or were waited for long enough). */
 static void attempt_try(struct progress *progress)
 {
 	uint32_t in = 0;
 	uint64_t want = 0;
 	if (attempt_is_open(progress) || !progress->wired || progress->rewire ||
-	    describe_is_awaited(progress))
+	    describe_is_awaited(progress) || !trainers_know(progress))
 		return;
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
 		const struct seat *seat = &progress->seats[i];
-		if (!seat_is_in(seat) || seat->up.attempt_seen < progress->attempt)
+		if (!seat_is_in(seat))
 			return;
 		if (want == 0 && trainer_waits(seat))
 			want = seat->up.want;

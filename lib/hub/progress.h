@@ -92,8 +92,6 @@ struct progress {
 	bool over;
 	uint64_t want_ns; /* since when some trainer waits for a begin; 0: none does */
 	struct ws_error attempt_error;
-	uint64_t last_attempt; /* before this one: a trainer may have missed its end */
-	struct ws_error last_attempt_error;
 	struct ws_error waits; /* for whom the next step waits; code 0: for nobody */
 	uint64_t view_serial;
 	uint64_t down_sequence;
@@ -209,6 +207,8 @@ bool replica_broken(struct progress *progress, uint32_t index);
 /* A rank that doesn't come to the state its word asks for in time takes its replica out. */
 void replica_late(struct progress *progress, uint32_t index, enum rank_state want);
 bool trainer_waits(const struct seat *seat);
+/* Whether every trainer has heard the last attempt's end, and all there is of the replicas. */
+bool trainers_know(const struct progress *progress);
 /* "; ws_rollout_step was called 41 s ago", for the end of a sentence about a rollout rank. */
 void step_text(const struct progress *progress, const struct seat *seat, char text_out[80]);
 void attempts_tick(struct progress *progress);

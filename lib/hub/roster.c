@@ -340,7 +340,7 @@ static void wiring_try(struct progress *progress)
 	uint32_t whole, fresh = 0;
 	bool started = progress->roster_count > 0;
 	if (attempt_is_open(progress) || !trainers_are_there(progress) ||
-	    describe_is_awaited(progress))
+	    !trainers_know(progress) || describe_is_awaited(progress))
 		return;
 	uint64_t digest = describe_choose(progress, &whole);
 	for (uint32_t i = 0; i < progress->replica_count; i++) {

@@ -86,8 +86,6 @@ static void trainer_say(struct progress *progress, const struct seat *seat,
 			struct replica_view *views, struct beat_down *beat)
 {
 	beat->attempt_error = progress->attempt_error;
-	beat->last_attempt = progress->last_attempt;
-	beat->last_attempt_error = progress->last_attempt_error;
 	if (progress->attempt == 0 && progress->attempt_heard != 0) {
 		/* Attempts of a former hub: whatever is still to be finished is no trainer's
 		 * business. */
@@ -161,10 +159,9 @@ bool progress_owes_roster(const struct progress *progress, uint32_t number)
 	if (progress_roster_index(progress, number) == UINT32_MAX || !seat_is_in(seat) ||
 	    progress->rewire || seat->up.generation >= progress->generation)
 		return false;
-	/* Not before it knows that the last attempt is over. */
-	if (member_id_role(seat->id) == ROLE_TRAINER)
-		return seat->up.attempt_seen >= progress->attempt;
-	return seat->up.state == RANK_IDLE || seat->up.state == RANK_RESUMED;
+	/* A rank not before it knows that the last attempt is over; trainers do (wiring_try). */
+	return member_id_role(seat->id) == ROLE_TRAINER || seat->up.state == RANK_IDLE ||
+	       seat->up.state == RANK_RESUMED;
 }
 
 void progress_roster_member(const struct progress *progress, uint32_t index,
