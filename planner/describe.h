@@ -496,5 +496,8 @@ bool make_is_quantized(const struct make *make, const char *tensor);
 void make_generated(struct make *make);
 /* preset.c: the params of all others. */
 int make_preset(struct make *make, struct ws_error *err);
+/* A layout's preset of the model's own type, else of its family: MLA or grouped-query attention;
+ * NULL: it has none. */
+const struct builtin_file *preset_find(const struct model *model, const char *layout);
 
 #endif

@@ -54,7 +54,8 @@ struct import_claims {
 struct import {
 	const struct model *model;
 	const struct import_options *options;
-	const struct json *dump, *known; /* known: names of frameworks; read when asked for */
+	const struct json *dump;
+	const struct json *known[2]; /* params of frameworks; read when asked for */
 	struct arena arena;
 	struct findings found;
 	bool out_of_memory;

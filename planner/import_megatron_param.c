@@ -12,21 +12,27 @@
 
 #define VOCAB_ROWS_MAX (1ll << 40)
 
+/* The preset of such a model, then the others: Megatron's own modules name a norm like another
+ * family's. */
 bool megatron_presets(struct megatron *dump)
 {
 	static const struct json_limits limits = {
 		.bytes_max = 1u << 20, .depth_max = 32, .node_count_max = 1u << 16};
 	static const char prefix[] = "presets/megatron-";
 	struct import *import = dump->import;
-	for (const struct builtin_file *file = builtin_files; file->name != NULL; file++) {
-		const struct json *json = NULL;
-		if (strncmp(file->name, prefix, sizeof(prefix) - 1) != 0 ||
-		    dump->preset_count == ARRAY_SIZE(dump->presets))
-			continue;
-		if (json_parse(&import->arena, file->text, strlen(file->text), &limits, &json,
-			       NULL) != 0)
-			return !(import->out_of_memory = true);
-		dump->presets[dump->preset_count++] = json_get(json, "params");
+	const struct builtin_file *own = preset_find(import->model, "megatron");
+	for (uint32_t pass = 0; pass < 2; pass++) {
+		for (const struct builtin_file *it = builtin_files; it->name != NULL; it++) {
+			const struct json *json = NULL;
+			if (strncmp(it->name, prefix, sizeof(prefix) - 1) != 0 ||
+			    (it == own) != (pass == 0) ||
+			    dump->preset_count == ARRAY_SIZE(dump->presets))
+				continue;
+			if (json_parse(&import->arena, it->text, strlen(it->text), &limits, &json,
+				       NULL) != 0)
+				return !(import->out_of_memory = true);
+			dump->presets[dump->preset_count++] = json_get(json, "params");
+		}
 	}
 	return true;
 }

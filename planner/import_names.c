@@ -2,7 +2,7 @@
 /*
  * What a dumped name means: wrappers of modules are taken off, the layer and the expert taken
  * out, and what is left is a canonical tensor, a name of the dump's own table, or one of those
- * that frameworks are known for (presets/import-names.json).
+ * that frameworks are known for.
  */
 #include <stdio.h>
 #include <string.h>
@@ -110,21 +110,41 @@ uint32_t import_first_tensor(const struct import *import, const struct json *x)
 	return index;
 }
 
-static const struct json *known_names(struct import *import)
+/* Two lists of params: names that transformers and torchtitan use beside those of torchtitan's
+ * preset for such a model. */
+static const struct json *known_params(struct import *import, uint32_t which)
 {
 	static const struct json_limits limits = {
 		.bytes_max = 1u << 20, .depth_max = 32, .node_count_max = 1u << 16};
 	const struct builtin_file *file = builtin_files;
 	const struct json *json = NULL;
-	if (import->known != NULL)
-		return import->known;
-	while (file->name != NULL && strcmp(file->name, "presets/import-names") != 0)
+	if (import->known[which] != NULL)
+		return import->known[which];
+	while (which == 0 && file->name != NULL && strcmp(file->name, "presets/import-names") != 0)
 		file++;
-	if (file->name == NULL ||
-	    json_parse(&import->arena, file->text, strlen(file->text), &limits, &json, NULL) != 0)
+	if (which == 1)
+		file = preset_find(import->model, "torchtitan");
+	if (file == NULL || file->name == NULL)
+		return NULL;
+	if (json_parse(&import->arena, file->text, strlen(file->text), &limits, &json, NULL) != 0)
 		import->out_of_memory = true;
-	import->known = json_get(json, "names");
-	return import->known;
+	else
+		import->known[which] = json_get(json, "params");
+	return import->known[which];
+}
+
+/* An expression without its splits; as deep as the preset, which is ours. */
+static const struct json *strip(struct import *import, const struct json *x)
+{
+	const struct json *items[16];
+	uint32_t count = 0;
+	if (x == NULL || x->type != JSON_ARRAY || x->count > ARRAY_SIZE(items))
+		return x;
+	if (x->first->type == JSON_STRING && strcmp(x->first->text, "s") == 0)
+		return strip(import, x->first->next);
+	for (const struct json *it = x->first; it != NULL; it = it->next)
+		items[count++] = strip(import, it);
+	return import_list(import, count, items);
 }
 
 const struct json *import_whole(struct import *import, const char *template, int32_t layer)
@@ -136,23 +156,37 @@ const struct json *import_whole(struct import *import, const char *template, int
 	}
 	const struct json *own = json_get(json_get(import->dump, "names"), template);
 	if (own != NULL)
-		return own;
-	const struct json *known = json_get(known_names(import), template);
-	return known != NULL && import_has(import, known, layer) ? known : NULL;
+		return import_has(import, own, layer) ? own : NULL;
+	for (uint32_t which = 0; which < ARRAY_SIZE(import->known); which++) {
+		const struct json *params = known_params(import, which);
+		const struct json *it = params == NULL ? NULL : params->first;
+		while (it != NULL && strcmp(json_text(it, "p", ""), template) != 0)
+			it = it->next;
+		if (it != NULL && import_has(import, json_get(it, "x"), layer))
+			return strip(import, json_get(it, "x"));
+	}
+	return NULL;
 }
 
 void import_unknown(struct import *import, const char *name, const char *template)
 {
 	struct nearest nearest = {.name = template};
 	const struct json *own = json_get(import->dump, "names");
-	const struct json *known = known_names(import);
 	for (uint32_t i = 0; i < import->model->tensor_count; i++)
 		nearest_try(&nearest, import->model->tensors[i].name);
 	for (const struct json *it = own == NULL ? NULL : own->first; it != NULL; it = it->next)
 		nearest_try(&nearest, it->key);
-	for (const struct json *it = known == NULL ? NULL : known->first; it != NULL; it = it->next)
-		nearest_try(&nearest, it->key);
-	if (nearest.best != NULL)
+	for (uint32_t which = 0; which < ARRAY_SIZE(import->known); which++) {
+		const struct json *params = known_params(import, which);
+		for (const struct json *it = params == NULL ? NULL : params->first; it != NULL;
+		     it = it->next)
+			nearest_try(&nearest, json_text(it, "p", ""));
+	}
+	if (nearest.best != NULL && strcmp(nearest.best, template) == 0)
+		findings_add(&import->found, "name", name,
+			     "model '%s' doesn't have all tensors that it is made of",
+			     import->model->name);
+	else if (nearest.best != NULL)
 		findings_add(&import->found, "name", name,
 			     "model '%s' has no such tensor; did you mean '%s'?",
 			     import->model->name, nearest.best);

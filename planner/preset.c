@@ -246,19 +246,17 @@ static void check_read(struct make *make)
 	}
 }
 
-/* A preset of the model's own type, else of its family: MLA or grouped-query attention. */
-static const struct builtin_file *find_preset(const struct make *make)
+const struct builtin_file *preset_find(const struct model *model, const char *layout)
 {
-	const char *type = json_text(make->model->config, "model_type", "");
+	const char *type = json_text(model->config, "model_type", "");
 	const char *families[] = {type, "gqa"};
-	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
-		if (strstr(make->model->tensors[i].name, ".kv_b_proj.") != NULL)
+	for (uint32_t i = 0; i < model->tensor_count; i++) {
+		if (strstr(model->tensors[i].name, ".kv_b_proj.") != NULL)
 			families[1] = "mla";
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
 		char name[96];
-		snprintf(name, sizeof(name), "presets/%s-%.32s", make->options->layout,
-			 families[i]);
+		snprintf(name, sizeof(name), "presets/%.32s-%.32s", layout, families[i]);
 		for (const struct builtin_file *file = builtin_files; file->name != NULL; file++) {
 			if (strcmp(file->name, name) == 0)
 				return file;
@@ -271,7 +269,7 @@ int make_preset(struct make *make, struct ws_error *err)
 {
 	static const struct json_limits limits = {
 		.bytes_max = 1u << 20, .depth_max = 32, .node_count_max = 1u << 16};
-	const struct builtin_file *file = find_preset(make);
+	const struct builtin_file *file = preset_find(make->model, make->options->layout);
 	const struct json *preset;
 	if (file == NULL)
 		return ws_fail(err, -EINVAL, "layout '%s' has no preset for such a model",

@@ -27,11 +27,15 @@ static struct manifest *import_dump(const struct model *model, const char *from,
 static const struct {
 	const char *from, *dump, *layout, *mesh, *dtype;
 	bool same_digest;
+	bool other_padding;
 } jobs[] = {
-	{"dtensor", "dtensor_fsdp2", "fsdp2", "dp=3", "f32", true},
-	{"dtensor", "dtensor_hsdp", "fsdp2", "rep=2,dp=3", "f32", true},
-	{"dtensor", "dtensor_tp", "fsdp2", "dp=2,tp=2", "f32", false},
-	{"megatron", "megatron_tp_pp", "megatron", "tp=2,pp=2", NULL, false},
+	{"dtensor", "dtensor_fsdp2", "fsdp2", "dp=3", "f32", true, false},
+	{"dtensor", "dtensor_hsdp", "fsdp2", "rep=2,dp=3", "f32", true, false},
+	{"dtensor", "dtensor_tp", "fsdp2", "dp=2,tp=2", "f32", false, false},
+	{"megatron", "megatron_tp_pp", "megatron", "tp=2,pp=2", NULL, false, false},
+	/* Its vocabulary is padded to a multiple of 192, a layout's is to one of 256. */
+	{"megatron", "megatron_ep", "megatron", "tp=2,dp=2,ep=2,etp=1", NULL, false, true},
+	{"megatron", "megatron_vpp", "megatron", "dp=2,pp=2,vpp=2,ep=2", NULL, false, false},
 };
 
 START_TEST(a_dump_means_what_its_layout_means)
@@ -41,13 +45,37 @@ START_TEST(a_dump_means_what_its_layout_means)
 	struct manifest *made = make_layout(model, jobs[_i].layout, jobs[_i].mesh, jobs[_i].dtype);
 	ck_assert_uint_eq(manifest_world(imported), manifest_world(made));
 	for (uint32_t rank = 0; rank < manifest_world(made); rank++)
-		same_pieces(imported, made, rank, jobs[_i].dtype != NULL);
+		same_pieces(imported, made, rank, jobs[_i].dtype != NULL, !jobs[_i].other_padding);
 	if (jobs[_i].same_digest)
 		ck_assert_uint_eq(manifest_digest(imported), manifest_digest(made));
 	manifest_free(imported);
 	manifest_free(made);
 	model_free(model);
 	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+START_TEST(padding_of_the_vocabulary_follows_from_its_rows)
+{
+	struct model *model = tiny_model();
+	struct manifest *manifest = import_dump(model, "megatron", "megatron_ep");
+	static const uint64_t rows[] = {576, 424}; /* of 1000, on tp 0 and 1, in 576 each */
+	for (uint32_t rank = 0; rank < 4; rank++) {
+		struct arena arena = {0};
+		struct rank_params params;
+		struct ws_error err = {0};
+		ck_ok(manifest_params(manifest, rank, &arena, &params, &err), err);
+		int64_t index = rank_params_find(&params, "output_layer.weight");
+		ck_assert_int_ge(index, 0);
+		const struct form *form = params.params[index].form;
+		ck_assert_uint_eq(form->dim[0], 576);
+		ck_assert_uint_eq(form->piece_count, 1);
+		ck_assert_uint_eq(form->pieces[0].offset[0], 576 * (rank % 2));
+		ck_assert_uint_eq(form->pieces[0].extent[0], rows[rank % 2]);
+		arena_release(&arena);
+	}
+	manifest_free(manifest);
+	model_free(model);
 }
 END_TEST
 
@@ -133,12 +161,110 @@ START_TEST(every_rank_of_pytorch_held_what_the_manifest_says)
 }
 END_TEST
 
+static void put_grid(struct json_writer *json, const char *first, uint32_t outer,
+		     const char *second, uint32_t inner)
+{
+	json_begin_object(json, NULL);
+	json_begin_array(json, "dims");
+	json_put_text(json, NULL, first);
+	if (second != NULL)
+		json_put_text(json, NULL, second);
+	json_end_array(json);
+	json_begin_array(json, "ranks");
+	for (uint32_t rank = 0; rank < outer * inner; rank++) {
+		if (second != NULL && rank % inner == 0)
+			json_begin_array(json, NULL);
+		json_put_integer(json, NULL, rank);
+		if (second != NULL && rank % inner == inner - 1)
+			json_end_array(json);
+	}
+	json_end_array(json);
+	json_end_object(json);
+}
+
+/* torchtitan's own names and shapes (those of one rank), placed by hand: FSDP over all ranks,
+ * experts dealt over 32 and FSDP inside over 8. */
+static void put_titan(const struct manifest *whole, struct json_writer *json)
+{
+	struct arena arena = {0};
+	struct rank_params params;
+	struct ws_error err = {0};
+	ck_ok(manifest_params(whole, 0, &arena, &params, &err), err);
+	json_begin_object(json, NULL);
+	json_put_text(json, "ws_dump", "dtensor");
+	json_put_text(json, "framework", "torchtitan");
+	json_put_integer(json, "world", 256);
+	json_begin_array(json, "meshes");
+	put_grid(json, "dp", 256, NULL, 1);
+	put_grid(json, "efsdp", 8, "ep", 32);
+	json_end_array(json);
+	json_begin_array(json, "params");
+	for (uint32_t i = 0; i < params.count; i++) {
+		const struct param *param = &params.params[i];
+		bool experts = strstr(param->name, ".experts.") != NULL;
+		json_begin_object(json, NULL);
+		json_put_text(json, "name", param->name);
+		json_put_text(json, "dtype", ws_dtype_name(param->dtype));
+		json_begin_array(json, "shape");
+		for (uint32_t d = 0; d < param->form->dim_count; d++)
+			json_put_u64(json, NULL, param->form->dim[d]);
+		json_end_array(json);
+		if (strstr(param->name, "expert_bias") == NULL) {
+			json_put_integer(json, "mesh", experts);
+			json_begin_array(json, "placements");
+			if (experts)
+				json_put_text(json, NULL, "_StridedShard(dim=0, sf=32)");
+			json_put_text(json, NULL, "Shard(dim=0)");
+			json_end_array(json);
+		}
+		json_end_object(json);
+	}
+	json_end_array(json);
+	json_end_object(json);
+	arena_release(&arena);
+}
+
+START_TEST(experts_dealt_over_32_ranks_and_cut_over_8_leave_64_of_256_empty)
+{
+	struct writer text = WRITER_INIT(16u << 20);
+	struct json_writer json = {.out = &text};
+	struct ws_error err = {0};
+	struct model *model;
+	uint32_t empty = 0;
+	ck_ok(model_builtin(&model, "kimi-k2", &err), err);
+	struct manifest *whole = make_layout(model, "torchtitan", "dp=1", NULL);
+	put_titan(whole, &json);
+	struct manifest *imported = import_good(model, "dtensor", text.bytes, text.count);
+	struct manifest *made = make_layout(model, "torchtitan", "dp=256,ep=32", NULL);
+	for (uint32_t rank = 0; rank < 256; rank += 1 + rank % 3)
+		same_pieces(imported, made, rank, true, true);
+	for (uint32_t rank = 0; rank < 256; rank++) {
+		struct arena arena = {0};
+		struct rank_params params;
+		ck_ok(manifest_params(imported, rank, &arena, &params, &err), err);
+		int64_t index = rank_params_find(&params, "layers.9.moe.experts.w2");
+		ck_assert_int_ge(index, 0);
+		empty += params.params[index].bytes == 0;
+		arena_release(&arena);
+	}
+	ck_assert_uint_eq(empty, 64);
+	manifest_free(whole);
+	manifest_free(imported);
+	manifest_free(made);
+	model_free(model);
+	writer_release(&text);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("import");
 	TCase *t = tcase_create("import");
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, a_dump_means_what_its_layout_means, 0, ARRAY_SIZE(jobs));
+	tcase_add_test(t, experts_dealt_over_32_ranks_and_cut_over_8_leave_64_of_256_empty);
+	tcase_add_test(t, padding_of_the_vocabulary_follows_from_its_rows);
 	tcase_add_loop_test(t, every_rank_of_pytorch_held_what_the_manifest_says, 0,
 			    ARRAY_SIZE(valued));
 	suite_add_tcase(s, t);

@@ -116,9 +116,10 @@ static inline const char *engine_name(const char *name, char *out, size_t room)
 	return out;
 }
 
-/* Both hold the same elements at the same places of the same params. */
+/* Both hold the same elements at the same places of the same params, but for vocabularies where
+ * their padding isn't the same. */
 static inline void same_pieces(const struct manifest *mine, const struct manifest *theirs,
-			       uint32_t rank, bool same_dtypes)
+			       uint32_t rank, bool same_dtypes, bool same_padding)
 {
 	struct arena arena = {0};
 	struct rank_params a, b;
@@ -132,6 +133,9 @@ static inline void same_pieces(const struct manifest *mine, const struct manifes
 			rank_params_find(&b, engine_name(a.params[i].name, name, sizeof(name)));
 		ck_assert_msg(at >= 0, "rank %u has no %s", rank, a.params[i].name);
 		const struct param *x = &a.params[i], *y = &b.params[at];
+		if (!same_padding && (strstr(x->name, "word_embeddings") != NULL ||
+				      strstr(x->name, "output_layer") != NULL))
+			continue;
 		ck_assert(!same_dtypes || x->dtype == y->dtype);
 		ck_assert_uint_eq(x->form->element_count, y->form->element_count);
 		ck_assert_uint_eq(x->form->piece_count, y->form->piece_count);
