@@ -64,8 +64,10 @@ int say_usage(const struct command *command, const char *format, ...)
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Writes all of it and flushes; EXIT_FAILED with a sentence when stdout can't be written. */
 int put_stdout(const struct writer *text);
-/* Every finding a line on stderr: "  missing  model.norm.weight  ...". */
+/* Findings as a table on stderr: kind, where, sentence; alike ones are folded. */
 void say_findings(const struct findings *findings);
+/* The same as one JSON object on stdout. */
+int put_findings(const struct findings *findings);
 
 /* A progress line on stderr, only if it is a terminal, from the first second on, removed at the
  * end. */

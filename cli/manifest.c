@@ -72,7 +72,9 @@ static int manifest_text(const struct manifest_command *wanted, struct writer *t
 		rc = import_file(wanted, model, text, &findings, err);
 	else if (rc == 0 && model != NULL)
 		rc = make_manifest(wanted, model, text, &findings, err);
-	if (rc != 0)
+	if (rc != 0 && wanted->as_json && findings.count > 0)
+		put_findings(&findings);
+	else if (rc != 0)
 		say_findings(&findings);
 	else if (text->failed)
 		rc = ws_fail(err, -ENOMEM, "out of memory while writing the manifest");
@@ -89,7 +91,9 @@ static int explain(const struct manifest_command *wanted, const struct writer *t
 	struct writer words = WRITER_INIT(64u << 20);
 	struct manifest *manifest = NULL;
 	int rc = manifest_parse(&manifest, text->bytes, text->count, &findings, err);
-	if (rc != 0)
+	if (rc != 0 && wanted->as_json && findings.count > 0)
+		put_findings(&findings);
+	else if (rc != 0)
 		say_findings(&findings);
 	else
 		rc = manifest_explain(manifest, wanted->explain, wanted->rank, wanted->as_json,
@@ -170,7 +174,8 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		{"explain", 0, OPTION_TEXT, &wanted.explain, "PARAM",
 		 "don't write it: say in words what lies in a param"},
 		{"rank", 0, OPTION_COUNT, &wanted.rank, "R", "at which rank (default 0)"},
-		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL, "the explanation as one object"},
+		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL,
+		 "the explanation, or the findings, as one object"},
 		{"output", 'o', OPTION_TEXT, &wanted.output, "FILE",
 		 "where to write it (default: stdout)"},
 	};

@@ -55,13 +55,51 @@ int put_stdout(const struct writer *text)
 	return EXIT_OK;
 }
 
+#define KIND_COLUMN_MAX	 12
+#define WHERE_COLUMN_MAX 48
+
 void say_findings(const struct findings *findings)
 {
-	for (const struct finding *finding = findings->first; finding != NULL;
-	     finding = finding->next)
-		fprintf(stderr, "  %-10s %s: %s\n", finding->kind, finding->where, finding->text);
-	if (findings->count > FINDINGS_KEPT_MAX)
-		fprintf(stderr, "  ... and %u more\n", findings->count - FINDINGS_KEPT_MAX);
+	size_t kind = 0, where = 0;
+	uint32_t told = 0;
+	for (const struct finding *it = findings->first; it != NULL; it = it->next) {
+		kind = MAX(kind, MIN(strlen(it->kind), KIND_COLUMN_MAX));
+		where = MAX(where, MIN(strlen(it->where), WHERE_COLUMN_MAX));
+	}
+	for (const struct finding *it = findings->first; it != NULL; it = it->next) {
+		fprintf(stderr, "  %-*s  %-*s  %s\n", (int)kind, it->kind, (int)where, it->where,
+			it->text);
+		if (it->alike > 0)
+			fprintf(stderr, "  %-*s  %-*s  .. and %u more alike\n", (int)kind, it->kind,
+				(int)where, "", it->alike);
+		told += 1 + it->alike;
+	}
+	if (findings->count > told)
+		fprintf(stderr, "  .. and %u more\n", findings->count - told);
+}
+
+int put_findings(const struct findings *findings)
+{
+	struct writer out = WRITER_INIT(16u << 20);
+	struct json_writer writer = {.out = &out}, *json = &writer;
+	json_begin_object(json, NULL);
+	json_put_bool(json, "ok", false);
+	json_put_u64(json, "count", findings->count);
+	json_begin_array(json, "findings");
+	for (const struct finding *it = findings->first; it != NULL; it = it->next) {
+		json_begin_object(json, NULL);
+		json_put_text(json, "kind", it->kind);
+		json_put_text(json, "where", it->where);
+		json_put_text(json, "text", it->text);
+		json_put_u64(json, "alike", it->alike);
+		json_end_object(json);
+	}
+	json_end_array(json);
+	json_end_object(json);
+	write_bytes(&out, "\n", 1);
+	int status = put_stdout(&out);
+	writer_release(&out);
+	return status;
 }
 
 void progress_line_start(struct progress_line *line)

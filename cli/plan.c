@@ -73,7 +73,9 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 	if (rc == 0)
 		rc = plan_check(plan, &findings, err);
 	bool planned = rc == 0;
-	if (!planned)
+	if (!planned && wanted->as_json && findings.count > 0)
+		put_findings(&findings);
+	else if (!planned)
 		say_findings(&findings);
 	if (wanted->html_file != NULL && (planned || findings.count > 0)) {
 		struct ws_error page_err = {0};

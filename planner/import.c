@@ -432,9 +432,8 @@ int manifest_import(const struct model *model, const struct import_options *opti
 		rc = read_back(&import, &whole, true, err);
 	if (rc == 0 && import.found.count == 0)
 		rc = read_back(&import, out, false, err);
-	for (const struct finding *it = import.found.first; findings != NULL && it != NULL;
-	     it = it->next)
-		findings_add(findings, it->kind, it->where, "%s", it->text);
+	if (findings != NULL)
+		findings_merge(findings, &import.found);
 	if (rc == 0 && import.found.count > 0)
 		rc = report_first(&import.found, err);
 	writer_release(&whole);

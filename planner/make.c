@@ -276,9 +276,8 @@ int manifest_make(const struct model *model, const struct manifest_options *opti
 		manifest_free(manifest);
 		rc = make.found.count > 0 ? 0 : rc;
 	}
-	for (const struct finding *it = make.found.first; findings != NULL && it != NULL;
-	     it = it->next)
-		findings_add(findings, it->kind, it->where, "%s", it->text);
+	if (findings != NULL)
+		findings_merge(findings, &make.found);
 	if (rc == 0 && make.found.count > 0)
 		rc = report_first(&make.found, err);
 	arena_release(&make.arena);

@@ -376,11 +376,8 @@ static int report(struct parse *parse, struct findings *findings, struct ws_erro
 {
 	if (parse->out_of_memory)
 		return ws_fail(err, -ENOMEM, "out of memory for the manifest");
-	for (const struct finding *it = parse->found.first; findings != NULL && it != NULL;
-	     it = it->next)
-		findings_add(findings, it->kind, it->where, "%s", it->text);
-	if (findings != NULL && parse->found.count > FINDINGS_KEPT_MAX)
-		findings->count += parse->found.count - FINDINGS_KEPT_MAX;
+	if (findings != NULL)
+		findings_merge(findings, &parse->found);
 	return parse->found.count == 0 ? 0 : report_first(&parse->found, err);
 }
 

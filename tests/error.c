@@ -97,7 +97,8 @@ START_TEST(findings_are_kept_in_order_and_counted)
 	findings_fail(&findings, -EINVAL, &err);
 	ck_assert_str_eq(err.text, "rows 3 to 4 are missing (and 1 more finding)");
 	for (uint32_t i = 2; i < 3000; i++)
-		findings_add(&findings, "shape", "x", "finding %u", i);
+		findings_add(&findings, "shape", "x", "finding %c%c%c", 'a' + i % 26,
+			     'a' + i / 26 % 26, 'a' + i / 676);
 	ck_assert_int_eq(findings_fail(&findings, -EINVAL, &err), -EINVAL);
 	ck_assert_str_eq(err.text, "rows 3 to 4 are missing (and 2999 more findings)");
 	uint32_t kept = 0;
@@ -107,6 +108,34 @@ START_TEST(findings_are_kept_in_order_and_counted)
 	ck_assert_uint_eq(findings.count, 3000);
 	ck_assert_str_eq(findings.first->next->kind, "doubled");
 	ck_assert_str_eq(findings.first->next->where, "model.head");
+	arena_release(&arena);
+}
+END_TEST
+
+START_TEST(findings_that_differ_in_numbers_are_folded)
+{
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena}, others = {.arena = &arena};
+	findings_add(&findings, "missing", "model.norm", "it is missing");
+	for (uint32_t i = 0; i < 5000; i++)
+		findings_add(&findings, "missing", "expert", "row %u of expert %u", i % 7, i);
+	findings_add(&findings, "doubled", "expert", "row %u of expert %u", 1, 1);
+	ck_assert_uint_eq(findings.count, 5002);
+	ck_assert_uint_eq(findings.kept, 2 + FINDINGS_ALIKE_KEPT_MAX);
+	const struct finding *it = findings.first->next;
+	ck_assert_str_eq(it->text, "row 0 of expert 0");
+	ck_assert_uint_eq(it->alike, 0);
+	ck_assert_uint_eq(it->next->next->alike, 5000 - FINDINGS_ALIKE_KEPT_MAX);
+	ck_assert_str_eq(findings.last->kind, "doubled");
+	/* Handed on to a list that has some of them already. */
+	findings_add(&others, "missing", "expert", "row %u of expert %u", 3, 9);
+	findings_merge(&others, &findings);
+	ck_assert_uint_eq(others.count, 5003);
+	ck_assert_uint_eq(others.kept, 2 + FINDINGS_ALIKE_KEPT_MAX);
+	uint32_t told = 0;
+	for (it = others.first; it != NULL; it = it->next)
+		told += 1 + it->alike;
+	ck_assert_uint_eq(told, 5003);
 	arena_release(&arena);
 }
 END_TEST
@@ -154,6 +183,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tcase, a_cut_never_halves_a_character, 0, 9);
 	tcase_add_test(tcase, a_name_from_outside_cannot_forge_a_line);
 	tcase_add_test(tcase, findings_are_kept_in_order_and_counted);
+	tcase_add_test(tcase, findings_that_differ_in_numbers_are_folded);
 	tcase_add_test(tcase, a_check_without_memory_still_fails);
 	tcase_add_test(tcase, dtypes_have_two_spellings_and_a_size);
 	suite_add_tcase(all, tcase);

@@ -67,18 +67,24 @@ struct finding {
 	const char *kind;  /* a stable word: "missing", "doubled", "shape", "dtype", ...; static */
 	const char *where; /* the param, tensor or file it is about; in the arena */
 	const char *text;  /* one sentence; in the arena */
+	uint64_t words;	   /* a hash of all three without their numbers: equal ones are alike */
+	uint32_t alike;	   /* others like it, which were counted and not kept */
 };
 
 struct findings {
 	struct finding *first, *last; /* in the order found; in the arena */
-	uint32_t count;		      /* beyond FINDINGS_KEPT_MAX they are counted, not kept */
-	struct arena *arena;	      /* borrowed; set by the owner before use */
+	uint32_t count;		      /* of all that were found */
+	uint32_t kept;
+	struct arena *arena; /* borrowed; set by the owner before use */
 };
 
-#define FINDINGS_KEPT_MAX 1000
+#define FINDINGS_KEPT_MAX	1000
+#define FINDINGS_ALIKE_KEPT_MAX 3 /* the same words with other numbers */
 
 void findings_add(struct findings *findings, const char *kind, const char *where,
 		  const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* Adds all that others have. */
+void findings_merge(struct findings *findings, const struct findings *others);
 /* Puts the first sentence and the number of others into err; 0 where there are no findings. */
 int findings_fail(const struct findings *findings, int code, struct ws_error *err);
 

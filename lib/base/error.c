@@ -70,35 +70,87 @@ int ws_fail_in(struct ws_error *err, int code, const char *format, ...)
 	return code;
 }
 
-static char *arena_format(struct arena *arena, const char *format, va_list args)
+/* Numbers don't count: all experts' findings of one kind have the same words. */
+static uint64_t hash_words(uint64_t hash, const char *text)
 {
-	char text[1024];
-	vsnprintf(text, sizeof(text), format, args);
-	make_one_line(text, sizeof(text));
-	return arena_copy(arena, text, strlen(text));
+	for (const char *at = text; *at != '\0'; at++) {
+		bool digit = *at >= '0' && *at <= '9';
+		if (!digit || at == text || at[-1] < '0' || at[-1] > '9')
+			hash = mix64(hash * 31 + (digit ? '#' : (uint8_t)*at));
+	}
+	return mix64(hash + 1);
 }
 
-void findings_add(struct findings *findings, const char *kind, const char *where,
-		  const char *format, ...)
+/* The last kept one of these words, or NULL. */
+static struct finding *last_alike(const struct findings *findings, uint64_t words,
+				  uint32_t *count_out)
 {
+	struct finding *last = NULL;
+	*count_out = 0;
+	for (struct finding *it = findings->first; it != NULL; it = it->next) {
+		if (it->words != words)
+			continue;
+		last = it;
+		++*count_out;
+	}
+	return last;
+}
+
+static void keep(struct findings *findings, const char *kind, const char *where, const char *text)
+{
+	uint64_t words = hash_words(hash_words(hash_words(0, kind), where), text);
+	uint32_t alike_count;
+	struct finding *alike = last_alike(findings, words, &alike_count);
 	findings->count++;
-	if (findings->count > FINDINGS_KEPT_MAX)
+	if (alike_count == FINDINGS_ALIKE_KEPT_MAX)
+		alike->alike++;
+	if (alike_count == FINDINGS_ALIKE_KEPT_MAX || findings->kept == FINDINGS_KEPT_MAX)
 		return;
 	struct finding *finding = arena_alloc(findings->arena, sizeof(*finding));
-	char *place = arena_copy(findings->arena, where, strlen(where));
-	va_list args;
-	va_start(args, format);
-	char *text = arena_format(findings->arena, format, args);
-	va_end(args);
-	/* Out of memory: the finding still counts, and the check still fails. */
-	if (finding == NULL || place == NULL || text == NULL)
+	if (finding == NULL)
 		return;
-	*finding = (struct finding){.kind = kind, .where = place, .text = text};
+	*finding = (struct finding){
+		.kind = kind,
+		.where = arena_copy(findings->arena, where, strlen(where)),
+		.text = arena_copy(findings->arena, text, strlen(text)),
+		.words = words,
+	};
+	/* Out of memory: the finding still counts, and the check still fails. */
+	if (finding->where == NULL || finding->text == NULL)
+		return;
 	if (findings->last == NULL)
 		findings->first = finding;
 	else
 		findings->last->next = finding;
 	findings->last = finding;
+	findings->kept++;
+}
+
+void findings_add(struct findings *findings, const char *kind, const char *where,
+		  const char *format, ...)
+{
+	char text[1024];
+	va_list args;
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	make_one_line(text, sizeof(text));
+	keep(findings, kind, where, text);
+}
+
+void findings_merge(struct findings *findings, const struct findings *others)
+{
+	uint32_t told = 0;
+	for (const struct finding *it = others->first; it != NULL; it = it->next) {
+		uint32_t alike_count;
+		keep(findings, it->kind, it->where, it->text);
+		struct finding *alike = last_alike(findings, it->words, &alike_count);
+		if (alike != NULL)
+			alike->alike += it->alike;
+		findings->count += it->alike;
+		told += 1 + it->alike;
+	}
+	findings->count += others->count - told;
 }
 
 int findings_fail(const struct findings *findings, int code, struct ws_error *err)
