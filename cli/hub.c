@@ -35,9 +35,16 @@ static int serve_until_stopped(const struct hub_options *wanted, struct ws_error
 	return rc;
 }
 
+/* Who writes to rollouts, as the hub needs to know it. */
+static const enum hub_forward forwards[] = {
+	[FANOUT_NONE] = HUB_FORWARD_NONE,
+	[FANOUT_NODE] = HUB_FORWARD_INSIDE,
+	[FANOUT_REPLICA] = HUB_FORWARD_CHAIN,
+};
+
 static int hub_run(const struct command *command, int argc, char **argv)
 {
-	const char *key_file = NULL;
+	const char *key_file = NULL, *fanout = "none";
 	struct hub_options wanted = {.endpoint = "tcp://127.0.0.1:*", .min_replicas = 1};
 	struct rules rules = RULES_DEFAULT;
 	struct option_spec options[] = {
@@ -58,6 +65,8 @@ static int hub_run(const struct command *command, int argc, char **argv)
 		 "hash every write at both ends"},
 		{"barrier", 0, OPTION_FLAG, &wanted.barrier, NULL,
 		 "no replica commits before all have landed"},
+		{"fanout", 0, OPTION_TEXT, &fanout, "KIND",
+		 "none, node or replica: what rollouts pass on (default none)"},
 		{"join-deadline", 0, OPTION_MS, &wanted.join_ms, "TIME",
 		 "for everybody to join (default 60s)"},
 		{"lost-after", 0, OPTION_MS, &wanted.lost_ms, "TIME",
@@ -75,11 +84,14 @@ static int hub_run(const struct command *command, int argc, char **argv)
 		return status;
 	if (key_file == NULL || wanted.trainer_count == 0 || wanted.replica_ranks == 0)
 		return say_usage(command, "--key, --trainers and --replica-ranks are needed");
+	if (fanout_parse(fanout, &rules.fanout, &err) != 0)
+		return say_usage(command, "%s", err.text);
 	int rc = rules_check(&rules, &err);
 	if (rc == 0)
 		rc = run_key_read(&key, key_file, &err);
 	if (rc == 0) {
 		rules.barrier = wanted.barrier;
+		wanted.forward = forwards[rules.fanout];
 		rules_encode(&rules, &rules_text);
 		wanted.rules = rules_text.bytes;
 		wanted.rules_bytes = (uint32_t)rules_text.count;

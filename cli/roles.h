@@ -30,6 +30,8 @@ struct job {
 	uint32_t interval_ms;
 	bool keep_going; /* a version that failed is said and pushed again */
 	struct rules rules;
+	uint32_t ranks_per_node; /* `run`: hosts are named so, to try fan-out; 0: as they are */
+	const char *host;	 /* `serve`: the name of this one, or NULL */
 	uint64_t staging_bytes;
 	/* and then */
 	bool hub_here;		/* `run` on rank 0: the hub is a thread of this process */

@@ -251,6 +251,10 @@ static int look(struct holder *holder, struct ws_error *err)
 static int open_rollout(struct holder *holder, struct ws_error *err)
 {
 	struct job *job = holder->job;
+	char host[64] = "";
+	if (job->ranks_per_node != 0)
+		snprintf(host, sizeof(host), "node-%u-%u", job->replica,
+			 job->rank / job->ranks_per_node);
 	struct ws_rollout_options options = {
 		.hub = job->hub,
 		.key_file = job->key_file,
@@ -263,6 +267,7 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 		.provider = job->provider,
 		.nics = job->nics,
 		.nic_count = job->nic_count,
+		.host = host[0] != '\0' ? host : job->host,
 		.buffers = job->inplace ? WS_INPLACE : WS_DOUBLE,
 	};
 	/* on_begin waits for a step of the engine; nobody else needs that in double mode. */

@@ -9,7 +9,7 @@
 #include "cli/roles.h"
 
 struct run_command {
-	const char *trainer_file, *rollout_file, *nics, *job_name;
+	const char *trainer_file, *rollout_file, *nics, *job_name, *fanout;
 	uint32_t rank, world; /* UINT32_MAX: not given */
 };
 
@@ -83,7 +83,7 @@ static int play_role(struct job *job, bool trains)
 static int run_run(const struct command *command, int argc, char **argv)
 {
 	struct job job = JOB_DEFAULT;
-	struct run_command given = {.rank = UINT32_MAX, .world = UINT32_MAX};
+	struct run_command given = {.fanout = "none", .rank = UINT32_MAX, .world = UINT32_MAX};
 	struct rules *rules = &job.rules;
 	struct option_spec options[] = {
 		{"trainer", 0, OPTION_TEXT, &given.trainer_file, "FILE", "the trainer's manifest"},
@@ -115,6 +115,10 @@ static int run_run(const struct command *command, int argc, char **argv)
 		 "hash every write at both ends"},
 		{"barrier", 0, OPTION_FLAG, &rules->barrier, NULL,
 		 "no replica commits before all have landed"},
+		{"fanout", 0, OPTION_TEXT, &given.fanout, "KIND",
+		 "none, node or replica: what rollouts pass on (default none)"},
+		{"ranks-per-node", 0, OPTION_COUNT, &job.ranks_per_node, "N",
+		 "to try --fanout: so many ranks of a replica call themselves one host"},
 		{"rank", 0, OPTION_COUNT, &given.rank, "N", "without a launcher: this process"},
 		{"world", 0, OPTION_COUNT, &given.world, "N", "without a launcher: all processes"},
 		{"job", 0, OPTION_TEXT, &given.job_name, "NAME", "names the job on this host"},
@@ -146,9 +150,10 @@ static int run_run(const struct command *command, int argc, char **argv)
 		return say_usage(command, "--rank and --world go together");
 	if ((job.hub == NULL) != (job.key_file == NULL))
 		return say_usage(command, "--hub and --key go together");
-	if (job.replicas == 0 || rules_check(rules, &err) != 0)
-		return say_usage(command, "%s",
-				 job.replicas == 0 ? "--replicas begins at 1" : err.text);
+	if (job.replicas == 0)
+		return say_usage(command, "--replicas begins at 1");
+	if (fanout_parse(given.fanout, &rules->fanout, &err) != 0 || rules_check(rules, &err) != 0)
+		return say_usage(command, "%s", err.text);
 	if (launch_find(&job.launch, given.rank != UINT32_MAX, given.rank, given.world,
 			given.job_name, &err) != 0)
 		return say_usage(command, "%s", err.text);

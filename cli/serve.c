@@ -62,6 +62,8 @@ static int serve_run(const struct command *command, int argc, char **argv)
 		 "libfabric's provider (default tcp)"},
 		{"nics", 0, OPTION_TEXT, &nics, "A,B,..",
 		 "addresses or devices of this rank's NICs"},
+		{"host", 0, OPTION_TEXT, &job.host, "NAME",
+		 "this host's name for --fanout node, where its own says nothing"},
 		{"start-deadline", 0, OPTION_MS, &job.start_ms, "TIME",
 		 "for everybody to meet (default 60s)"},
 		{"verbose", 'v', OPTION_FLAG, &job.verbose, NULL,

@@ -49,6 +49,8 @@ static void put_replicas(struct json_writer *json, const struct ws_report *repor
 		json_put_u64(json, "replica", replica->replica);
 		json_put_bool(json, "live", replica->live);
 		json_put_u64(json, "version", replica->live_version);
+		json_put_u64(json, "bytes", replica->bytes);
+		json_put_u64(json, "bytes_from_rollouts", replica->bytes_from_rollouts);
 		json_put_text(json, "error", replica->text);
 		json_end_object(json);
 	}
@@ -107,6 +109,11 @@ static int put_line(const struct outcome *outcome)
 		     seconds(report->begin_ns), seconds(report->write_ns),
 		     seconds(report->landed_ns), seconds(report->pause_ns),
 		     seconds(report->reload_ns));
+	uint64_t forwarded = 0;
+	for (uint32_t i = 0; i < report->replica_count; i++)
+		forwarded += report->replicas[i].bytes_from_rollouts;
+	if (forwarded > 0)
+		write_format(&out, "  forwarded %s", format_bytes(forwarded, size, sizeof(size)));
 	if (outcome->verified_ranks > 0)
 		write_format(&out, "  verified %s on %u ranks",
 			     format_bytes(outcome->verified, checked, sizeof(checked)),
@@ -271,6 +278,7 @@ static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
 		.min_replicas = job->replicas,
 		.wire_digests = job->rules.wire_digests,
 		.barrier = job->rules.barrier,
+		.fanout = fanout_name(job->rules.fanout),
 		.lost_ms = job->lost_ms,
 		.phase_ms = job->phase_ms,
 	};

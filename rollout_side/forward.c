@@ -20,10 +20,7 @@ int forwards_make(struct ws_rollout *rollout, const struct member_event *event,
 	uint32_t digests = 0;
 
 	wire->forward_count = plan_send_pair_count(plan);
-	wire->bytes_from_rollouts = wire->bytes_forwarded = 0;
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		if (event->roster[wire->pairs[i].member].role == ROLE_ROLLOUT)
-			wire->bytes_from_rollouts += wire->pairs[i].plan->bytes;
+	wire->bytes_forwarded = 0;
 	wire->forwards = arena_array(&wire->arena, wire->forward_count, sizeof(*wire->forwards));
 	if (wire->forwards == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u receivers", wire->forward_count);

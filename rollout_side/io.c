@@ -50,6 +50,7 @@ static void state_say(struct ws_rollout *rollout)
 	    !receive_missing(rollout, waits, sizeof(waits)))
 		(void)forwards_missing(rollout, waits, sizeof(waits));
 	member_say_waiting(rollout->member, waits);
+	member_say_forwarded(rollout->member, rollout->bytes_from_rollouts);
 	member_say_state(rollout->member, version->state, version->said_attempt,
 			 version->live_version,
 			 atomic_load_explicit(&rollout->last_step_ns, memory_order_relaxed),
@@ -82,6 +83,7 @@ static void arm(struct ws_rollout *rollout)
 				   (unsigned long long)rollout->version.attempt)
 			 : engine_arm(rollout->engine, rollout->version.attempt, &err);
 	rollout->wire.written = rollout->wire.written || rc == 0;
+	rollout->bytes_from_rollouts = 0;
 	if (rc == 0)
 		forwards_armed(rollout);
 	version_armed(&rollout->version, rc, &err, &actions);
@@ -114,7 +116,7 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 			.version = rollout->version.version,
 			.attempt = rollout->version.attempt,
 			.bytes = progress.bytes_received,
-			.bytes_from_rollouts = rollout->wire.bytes_from_rollouts,
+			.bytes_from_rollouts = rollout->bytes_from_rollouts,
 			.bytes_forwarded = rollout->wire.bytes_forwarded,
 			.ready_ns = rollout->ready_ns - rollout->begin_ns,
 			.landed_ns = rollout->landed_ns - rollout->ready_ns,
@@ -364,6 +366,14 @@ static void digest_why(const struct ws_rollout *rollout, const struct engine_eve
 		(unsigned long long)rollout->version.version);
 }
 
+static void receive_count(struct ws_rollout *rollout, uint32_t receive)
+{
+	const struct pair *pair = rollout_wire_pair_of_receive(rollout, receive);
+
+	if (pair != NULL && pair->forwards)
+		rollout->bytes_from_rollouts += rollout->wire.program.receives[receive].bytes;
+}
+
 static void engine_event_take(struct ws_rollout *rollout, const struct engine_event *event)
 {
 	struct version_actions actions = {0};
@@ -371,8 +381,10 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 
 	switch (event->kind) {
 	case ENGINE_RECEIVE_DONE:
-	case ENGINE_SENDS_DONE:
+		receive_count(rollout, event->receive);
 		break; /* landed is looked at in each turn */
+	case ENGINE_SENDS_DONE:
+		break;
 	case ENGINE_OP_FAILED:
 		op_failed(rollout, event);
 		break;

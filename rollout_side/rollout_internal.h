@@ -50,6 +50,7 @@ enum wire_state {
 struct pair {
 	uint32_t member;	  /* index in the roster */
 	uint64_t id, incarnation; /* of the sender */
+	bool forwards;		  /* it is a rollout */
 	const struct plan_pair *plan;
 	struct engine_peer *peer; /* NULL before its request came */
 	uint32_t op_id_base;	  /* my op ids of its ops begin here */
@@ -105,8 +106,8 @@ struct wire {
 	uint32_t old_count;
 	struct engine_program program;
 	uint64_t op_id_count;
-	uint64_t ring_bytes;			       /* that this plan needs */
-	uint64_t bytes_from_rollouts, bytes_forwarded; /* of an update */
+	uint64_t ring_bytes;	  /* that this plan needs */
+	uint64_t bytes_forwarded; /* in an update */
 };
 
 /* ---------------------------------------------------------------- the hook slot */
@@ -191,6 +192,7 @@ struct ws_rollout {
 	uint64_t said_ns;
 	uint64_t begin_ns, ready_ns, landed_ns, pause_ns; /* of the attempt */
 	uint64_t copy_ns, reload_ns, param_digest;
+	uint64_t bytes_from_rollouts; /* of the attempt */
 };
 
 /* rollout.c */

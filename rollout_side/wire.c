@@ -109,6 +109,7 @@ static int pairs_make(struct ws_rollout *rollout, const struct member_event *eve
 			.member = pair->sender,
 			.id = from->id,
 			.incarnation = from->incarnation,
+			.forwards = from->role == ROLE_ROLLOUT,
 			.plan = pair,
 		};
 		wire->pair_of_member[pair->sender] = i;

@@ -61,6 +61,10 @@ pair "megatron tp=2 to vllm tp=2 (deepseek: mla, shared experts, f32 bias)" "$wo
 	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2"
 pair "float32 masters cast to bf16, inplace, wire digests" "$work/qwen3-30b-a3b" 1 \
 	"--layout fsdp2 --mesh dp=3 --dtype f32" "--layout vllm --mesh tp=2 --cast f32:bf16" --inplace --wire-digests
+pair "fan-out node: what four ranks of a host hold alike arrives once (deepseek)" "$work/deepseek-v3" 1 \
+	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh dp=2,tp=2,ep=4" --fanout node --ranks-per-node 4 --wire-digests
+pair "fan-out replica: a chain of three, inplace (qwen3 moe)" "$work/qwen3-30b-a3b" 3 \
+	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh tp=2" --fanout replica --inplace
 
 "$ws" manifest --model "$work/qwen3-32b" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" &&
 	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" &&

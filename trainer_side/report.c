@@ -24,6 +24,8 @@ static void replica_report(struct ws_trainer *trainer, const struct replica_view
 	out->text[0] = '\0';
 	out->replica = view->replica;
 	out->live_version = view->live_version;
+	out->bytes = view->attempt == push->attempt ? view->bytes : 0;
+	out->bytes_from_rollouts = view->attempt == push->attempt ? view->from_rollouts : 0;
 	out->live = view->in && view->live_version == push->version;
 	if (out->live)
 		return;

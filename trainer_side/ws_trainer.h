@@ -59,9 +59,11 @@ struct ws_trainer_options {
 
 struct ws_replica_report {
 	uint32_t replica;
-	bool live;	       /* the pushed version is live on all its ranks */
-	uint64_t live_version; /* what it serves, as far as is known; 0: nothing */
-	char text[256];	       /* why it isn't live; empty if it is */
+	bool live;		      /* the pushed version is live on all its ranks */
+	uint64_t live_version;	      /* what it serves, as far as is known; 0: nothing */
+	uint64_t bytes;		      /* that its ranks received in this push */
+	uint64_t bytes_from_rollouts; /* of them: forwards of other ranks */
+	char text[256];		      /* why it isn't live; empty if it is */
 };
 
 #define WS_REPORT_NICS_MAX     16

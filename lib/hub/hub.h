@@ -183,6 +183,8 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
  * called; received bytes. */
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
+/* Rollouts: how many of the bytes received came from other rollouts.  In beats. */
+void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts);
 /* Rollouts: what this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline;
  * empty: nothing.  In beats. */
 #define MEMBER_WAITS_BYTES 192
@@ -232,7 +234,8 @@ struct replica_view {
 	enum replica_word word;
 	enum rank_state slowest; /* of its ranks */
 	uint64_t attempt, live_version;
-	struct ws_error error; /* why it was dropped or aborted */
+	uint64_t bytes, from_rollouts; /* received by its ranks in attempt; of them: forwards */
+	struct ws_error error;	       /* why it was dropped or aborted */
 };
 uint32_t member_replicas(const struct member *member, struct replica_view *views_out,
 			 uint32_t count);

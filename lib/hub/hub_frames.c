@@ -204,6 +204,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 				    beat->joined,
 				    beat->sent,
 				    beat->bytes,
+				    beat->from_rollouts,
 				    beat->ready_attempt,
 				    beat->attempt,
 				    beat->live_version,
@@ -244,6 +245,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 				     &beat.joined,
 				     &beat.sent,
 				     &beat.bytes,
+				     &beat.from_rollouts,
 				     &beat.ready_attempt,
 				     &beat.attempt,
 				     &beat.live_version,
@@ -285,6 +287,8 @@ static void view_encode(const struct replica_view *view, struct writer *out)
 	write_u8(out, (uint8_t)view->slowest);
 	write_u64(out, view->attempt);
 	write_u64(out, view->live_version);
+	write_u64(out, view->bytes);
+	write_u64(out, view->from_rollouts);
 	write_error(out, &view->error);
 }
 
@@ -296,6 +300,8 @@ static void view_decode(struct replica_view *view_out, struct reader *in)
 	view_out->slowest = (enum rank_state)read_enum(in, RANK_BAD);
 	view_out->attempt = read_u64(in);
 	view_out->live_version = read_u64(in);
+	view_out->bytes = read_u64(in);
+	view_out->from_rollouts = read_u64(in);
 	read_error(in, &view_out->error);
 }
 
@@ -359,7 +365,7 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	read_error(&in, &beat.word_error);
 	beat.has_views = read_bool(&in);
 	if (beat.has_views)
-		beat.view_count = read_count(&in, 31, beat.view_room);
+		beat.view_count = read_count(&in, 47, beat.view_room);
 	for (uint32_t i = 0; i < beat.view_count && !in.failed; i++)
 		view_decode(&beat.views[i], &in);
 	if (beat.has_views)

@@ -94,6 +94,7 @@ struct beat_up {
 	uint64_t want, want_attempt; /* version; the attempt it was spent on, 0: none yet */
 	uint64_t joined, sent;	     /* attempts */
 	uint64_t bytes;		     /* sent, or received */
+	uint64_t from_rollouts;	     /* of those received: what other rollouts forwarded */
 	uint64_t ready_attempt;
 	uint32_t
 		ready_count; /* rollouts in my roster; bit i: its READY for ready_attempt is here */

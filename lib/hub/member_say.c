@@ -193,6 +193,11 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 	member->last_step_ns = last_step_ns;
 }
 
+void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts)
+{
+	member->up.from_rollouts = bytes_from_rollouts;
+}
+
 void member_say_waiting(struct member *member, const char *text)
 {
 	snprintf(member->up.waits, sizeof(member->up.waits), "%s", text);

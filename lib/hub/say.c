@@ -53,6 +53,8 @@ void progress_view(const struct progress *progress, uint32_t replica_id,
 			const struct beat_up *up =
 				&progress->seats[replica_seat(progress, i, rank)].up;
 			bool same = up->attempt == replica->attempt;
+			view_out->bytes += same ? up->bytes : 0;
+			view_out->from_rollouts += same ? up->from_rollouts : 0;
 			view_out->slowest = MIN(view_out->slowest, same ? up->state : RANK_IDLE);
 			view_out->live_version = MIN(view_out->live_version, up->live_version);
 		}

@@ -57,6 +57,8 @@ static void put_seat(const struct progress *progress, const struct seat *seat,
 	json_put_u64(json, "version", trains ? seat->up.want : seat->up.live_version);
 	json_put_u64(json, "attempt", trains ? seat->up.joined : seat->up.attempt);
 	json_put_u64(json, trains ? "bytes_sent" : "bytes_received", seat->up.bytes);
+	if (!trains)
+		json_put_u64(json, "bytes_from_rollouts", seat->up.from_rollouts);
 	if (!trains && seat->up.step_age_ms != UINT64_MAX)
 		json_put_u64(json, "step_age_ms", seat->up.step_age_ms);
 	if (!trains && seat->up.verified_version != 0) {
