@@ -142,18 +142,25 @@ static bool stack_name(const struct tensor_rule *rule, const char *projection, c
 	return true;
 }
 
+/* Closes a stack of VeOmni: cut by experts over ep already, here by rows or experts inside. */
+static void close_expert_split(const struct make *make, struct expr_writer *x)
+{
+	int64_t dim = make->ranks.expert_shard_dim;
+	close_split(x, dim, "efsdp", dim == 0 ? "chunk" : NULL);
+}
+
 /* transformers 5: all experts' gate and up rows are one param, their down projections another. */
 static bool put_fused_stack(struct make *make, const struct tensor_rule *rule)
 {
 	struct expr_writer x = {.json = &make->json, .key = "x"};
 	char name[NAME_BYTES_MAX], up[NAME_BYTES_MAX];
-	bool flat = make->ranks.source == FROM_ZERO3;
+	bool flat = make->ranks.source == FROM_ZERO3, veomni = make->ranks.source == FROM_VEOMNI;
 	bool pair = stack_name(rule, "gate_proj.weight", "gate_up_proj", name, sizeof(name));
 	if (stack_name(rule, "up_proj.weight", "", name, sizeof(name)))
 		return true; /* with gate */
 	if (!pair && !stack_name(rule, "down_proj.weight", "down_proj", name, sizeof(name)))
 		return false;
-	if (!begin_param(make, name, rule, "dense", false))
+	if (!begin_param(make, name, rule, veomni ? "expert" : "dense", false))
 		return true;
 	open_node(&x, "s");
 	if (flat)
@@ -173,7 +180,10 @@ static bool put_fused_stack(struct make *make, const struct tensor_rule *rule)
 	json_end_array(x.json);
 	if (flat)
 		json_end_array(x.json);
-	close_split(&x, 0, "dp", "chunk");
+	if (veomni)
+		close_expert_split(make, &x);
+	else
+		close_split(&x, 0, "dp", "chunk");
 	make_put_dtype(make);
 	json_end_object(x.json);
 	return true;
@@ -200,7 +210,7 @@ static void put_stack(struct make *make, const struct tensor_rule *rule)
 	json_put_text(x.json, NULL, "E");
 	put_tensor(&x, rule->name);
 	json_end_array(x.json);
-	close_split(&x, make->ranks.expert_shard_dim, "efsdp", NULL);
+	close_expert_split(make, &x);
 	make_put_dtype(make);
 	json_end_object(x.json);
 }
@@ -209,9 +219,11 @@ void make_generated(struct make *make)
 {
 	for (uint32_t i = 0; i < make->model->tensor_count; i++) {
 		const struct tensor_rule *rule = &make->model->tensors[i];
+		if (make->ranks.stacked && put_fused_stack(make, rule))
+			continue;
 		if (make->ranks.source == FROM_VEOMNI && rule->expert_lo >= 0)
 			put_stack(make, rule);
-		else if (!make->ranks.stacked || !put_fused_stack(make, rule))
+		else
 			put_plain(make, rule);
 	}
 }

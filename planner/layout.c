@@ -132,11 +132,12 @@ static void torchtitan_ranks(struct mesh_text *mesh, const struct model *model, 
 	check_experts(mesh, model, ranks->mesh[1].axis[3].size);
 }
 
-/* verl/VeOmni cut the stack inside EP by rows, always. */
+/* verl/VeOmni cut the stack inside EP by rows, unless told to do it by experts. */
 static void veomni_ranks(struct mesh_text *mesh, const struct model *model, struct ranks *ranks)
 {
 	stacked_ranks(mesh, ranks);
-	ranks->expert_shard_dim = 1;
+	ranks->expert_shard_dim = flag(mesh, "by_expert") ? 0 : 1;
+	ranks->stacked = flag(mesh, "fused"); /* gate and up in one stack */
 	if (mesh->faults == 0)
 		check_experts(mesh, model, ranks->mesh[1].axis[3].size);
 }
@@ -289,7 +290,7 @@ static const struct layout {
 	{"fsdp2", FROM_FSDP2, LEFT_NOWHERE, false, "rep, dp, tp, stacked, mtp", fsdp2_ranks},
 	{"zero3", FROM_ZERO3, LEFT_NOWHERE, false, "rep, dp, stacked, mtp", fsdp2_ranks},
 	{"veomni", FROM_VEOMNI, LEFT_NOWHERE, true,
-	 "pp, rep, dp, tp, ep, vpp, first, last, count_embedding, count_loss, stages, mtp",
+	 "pp, rep, dp, tp, ep, by_expert, fused, vpp, first, last, count_embedding, count_loss, stages, mtp",
 	 veomni_ranks},
 	{"torchtitan", FROM_PRESET, LEFT_NOWHERE, true,
 	 "pp, rep, dp, tp, ep, vpp, first, last, count_embedding, count_loss, stages",

@@ -22,7 +22,7 @@ static const struct layout_shapes trainers[] = {
 	{"fsdp2", {"dp=3", "dp=2,tp=2", "rep=2,dp=2", "dp=7", "rep=2,dp=2,tp=4", "dp=5,stacked=1"}},
 	{"zero3", {"dp=3", "dp=4", "dp=7", "rep=2,dp=2", "dp=5,stacked=1", "dp=6"}},
 	{"veomni",
-	 {"dp=4", "dp=4,ep=2", "dp=8,ep=4", "dp=4,tp=2,ep=4", "rep=2,dp=2",
+	 {"dp=4", "dp=4,ep=2,by_expert=1", "dp=8,ep=4,fused=1", "dp=4,tp=2,ep=4", "rep=2,dp=2",
 	  "pp=2,dp=4,ep=2,stages=@2"}},
 	{"torchtitan",
 	 {"dp=4", "dp=4,tp=2,ep=4", "dp=8,ep=8", "rep=2,dp=2", "pp=3,dp=2,stages=@3", "dp=8,ep=2"}},
