@@ -6,6 +6,7 @@
 #ifndef DESCRIBE_H
 #define DESCRIBE_H
 
+#include "planner/nearest.h"
 #include "planner/planner.h"
 
 #define PIECE_COUNT_MAX	  (1u << 22)   /* of one form */
@@ -304,6 +305,9 @@ struct scaling scaling_of(const struct manifest *manifest, const struct rule *ru
 int views_scale(struct views *views, struct shape *shape, const struct scaling *scaling,
 		struct ws_error *err);
 
+/* declared.c: findings where a param isn't what it says of itself. */
+void check_declared(struct parse *parse, const struct json *json, const struct rule *rule);
+
 /* rows.c: "rows". */
 void parse_rows(struct parse *parse, const struct json *json);
 
@@ -345,15 +349,6 @@ const struct expr *expr_parse(struct param_parse *param, const struct json *json
 /* Calls each `t` name of an expression, depth first, at most EXPR_NODE_MAX. */
 uint32_t expr_tensor_names(const struct json *json, const char **names, uint32_t room);
 uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer);
-
-/* nearest.c: the best of the candidates for a name nobody knows. */
-struct nearest {
-	const char *name;  /* what was written */
-	const char *best;  /* NULL: none is near; borrowed from the candidates */
-	uint32_t distance; /* of best */
-};
-
-void nearest_try(struct nearest *nearest, const char *candidate);
 
 /* ------------------------------------------------------------------------------------------
  * Making manifests: model.c scale.c layout.c preset.c.

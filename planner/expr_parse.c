@@ -166,6 +166,24 @@ uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t 
 	return UINT32_MAX;
 }
 
+static void say_no_tensor(struct param_parse *param, const char *name)
+{
+	const struct manifest *manifest = param->parse->manifest;
+	struct nearest nearest = {.name = name};
+	char where[32] = "";
+	for (uint32_t i = 0; i < manifest->tensor_count; i++)
+		nearest_try(&nearest, manifest->tensors[i].name);
+	if (param->layer >= 0)
+		snprintf(where, sizeof(where), " at layer %d", param->layer);
+	else if (strstr(name, "{L}") != NULL)
+		snprintf(where, sizeof(where), " (the param has no each.L)");
+	if (nearest.best != NULL && strcmp(nearest.best, name) != 0)
+		fault(param, "tensor", "t: \"tensors\" has no '%s'%s; did you mean '%s'?", name,
+		      where, nearest.best);
+	else
+		fault(param, "tensor", "t: \"tensors\" has no '%s'%s", name, where);
+}
+
 static void parse_tensor(struct param_parse *param, const struct json *json, struct expr *expr)
 {
 	const struct manifest *manifest = param->parse->manifest;
@@ -176,13 +194,7 @@ static void parse_tensor(struct param_parse *param, const struct json *json, str
 	}
 	expr->tensor = tensor_find(manifest, name->text, param->layer);
 	if (expr->tensor == UINT32_MAX) {
-		if (param->layer < 0)
-			fault(param, "tensor", "t: \"tensors\" has no '%s'%s", name->text,
-			      strstr(name->text, "{L}") != NULL ? " (the param has no each.L)"
-								: "");
-		else
-			fault(param, "tensor", "t: \"tensors\" has no '%s' at layer %d", name->text,
-			      param->layer);
+		say_no_tensor(param, name->text);
 		return;
 	}
 	const struct tensor_rule *rule = expr->rule = &manifest->tensors[expr->tensor];

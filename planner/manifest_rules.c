@@ -303,6 +303,7 @@ static void add_segment(struct parse *parse, struct param_parse *param, const st
 		rule->view.dtype = param->dtype;
 	rule->axes = param->axes;
 	rule->axis_count = param->axis_count;
+	check_declared(parse, json, rule);
 	if (rule->expr != NULL && rule_place(parse, rule, layers, count) &&
 	    place_experts(parse, param, rule) && parse->found.count == found)
 		check_shapes(parse, rule, visits_left);
@@ -391,9 +392,9 @@ static void add_segments(struct parse *parse, struct param_parse *param, const s
 static void parse_param(struct parse *parse, const struct json *json, uint32_t index,
 			uint32_t *visits_left)
 {
-	static const char *const keys[] = {"p",	      "each", "mesh",  "x",	"dtype",
-					   "q",	      "mode", "post",  "scale", "stage",
-					   "derived", "kind", "model", "note",	NULL};
+	static const char *const keys[] = {"p",	    "each",  "mesh",  "x",     "dtype",	  "q",
+					   "mode",  "post",  "scale", "stage", "derived", "kind",
+					   "model", "order", "note",  NULL};
 	char where[32];
 	snprintf(where, sizeof(where), "params[%u]", index);
 	struct param_parse param = {.parse = parse};

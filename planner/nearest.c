@@ -3,9 +3,11 @@
  * "did you mean": the known name with the fewest letters to insert, drop or change, where they
  * are few enough for a slip of the finger.
  */
+#include "planner/nearest.h"
+
 #include <string.h>
 
-#include "planner/describe.h"
+#include "lib/base/base.h"
 
 #define NEAREST_BYTES_MAX 256
 

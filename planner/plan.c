@@ -553,6 +553,8 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 		rc = fanout_make(planning, err);
 	if (rc == 0)
 		rc = geometry_make(planning, err);
+	if (rc == 0)
+		rc = refuse(planning, err);
 	if (rc == 0 && planning->findings->count == found)
 		rc = bucket_make(planning, err);
 	if (rc != 0 || planning->findings->count > found)

@@ -26,6 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "planner/nearest.h"
 #include "planner/planner.h"
 
 #define NONE	   UINT32_MAX
@@ -326,6 +327,9 @@ struct planning {
 	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
 	struct vec ring;   /* of struct raw: those that go through the ring */
 };
+
+/* ---- refuse.c: findings of both manifests together, once units and patterns are known. */
+int refuse(struct planning *planning, struct ws_error *err);
 
 /* ---- layers.c */
 int layers_make(struct planning *planning, struct ws_error *err);
