@@ -3,7 +3,8 @@
  * What the files of trainer_side share.
  *
  *   trainer.c  open, add, start, close: the caller's side of everything but a push
- *   push.c     the caller's push calls, and the I/O thread's state of one push
+ *   request.c  what callers ask of a push, and the answers
+ *   push.c     the state of one push (I/O thread)
  *   wire.c     roster -> plan -> peers -> pair frames -> program (I/O thread)
  *   io.c       the I/O thread's loop
  *
@@ -38,7 +39,7 @@ enum wire_state {
 	WIRE_PAIRING,  /* pair frames are under way */
 	WIRE_WIRED,
 	WIRE_CLOSED, /* a push died here: everything is closed before the hub asks */
-	WIRE_FAILED  /* it was told to the hub, which ends the run */
+	WIRE_FAILED  /* it was told to the hub; everything is closed */
 };
 
 /* One receiver of mine. */
@@ -175,9 +176,12 @@ void trainer_wire_release(struct ws_trainer *trainer);
 const char *trainer_wire_member_name(const struct ws_trainer *trainer, uint32_t member,
 				     char *text_out);
 
-/* push.c */
+/* request.c */
 void push_request(struct ws_trainer *trainer); /* looks at the mailbox */
-void push_begun(struct ws_trainer *trainer);   /* the hub began an attempt */
+
+/* push.c */
+void push_begin(struct ws_trainer *trainer, uint64_t version, uint64_t deadline_ns);
+void push_begun(struct ws_trainer *trainer); /* the hub began an attempt */
 void push_ready(struct ws_trainer *trainer, const struct member_event *event);
 void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done */
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */

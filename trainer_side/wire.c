@@ -13,11 +13,29 @@
 
 #define MEMBER_NAME_BYTES_MAX 64
 
+/* A trainer's memory isn't written to by anybody, but for credits: its peers needn't be heard to
+ * close what they wrote with. */
+void trainer_wire_shut(struct ws_trainer *trainer)
+{
+	struct wire *wire = &trainer->wire;
+
+	if (trainer->engine != NULL)
+		engine_end(trainer->engine);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		if (wire->pairs[i].peer != NULL)
+			engine_peer_quiet(trainer->engine, wire->pairs[i].peer);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		wire->pairs[i].peer = NULL;
+	if (wire->state != WIRE_FENCING && wire->state != WIRE_FAILED)
+		wire->state = WIRE_CLOSED;
+}
+
 /* The hub puts my name in front.  Inputs that can't be planned end the run; a wiring that fails
  * otherwise ends the first one, later ones go on without this member. */
 static void wire_fail(struct ws_trainer *trainer, enum failure_kind kind,
 		      const struct ws_error *why)
 {
+	trainer_wire_shut(trainer);
 	trainer->wire.state = WIRE_FAILED;
 	member_say_failure(trainer->member, kind, 0, UINT32_MAX, why);
 }
@@ -118,23 +136,6 @@ static int pairs_make(struct ws_trainer *trainer, const struct member_event *eve
 	return 0;
 }
 
-/* A trainer's memory isn't written to by anybody, but for credits: its peers needn't be heard to
- * close what they wrote with. */
-void trainer_wire_shut(struct ws_trainer *trainer)
-{
-	struct wire *wire = &trainer->wire;
-
-	if (trainer->engine != NULL)
-		engine_end(trainer->engine);
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		if (wire->pairs[i].peer != NULL)
-			engine_peer_quiet(trainer->engine, wire->pairs[i].peer);
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		wire->pairs[i].peer = NULL;
-	if (wire->state != WIRE_FENCING && wire->state != WIRE_FAILED)
-		wire->state = WIRE_CLOSED;
-}
-
 /* The pairs of before are the engine's to fence; only what describes them goes. */
 void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *event)
 {
@@ -161,9 +162,8 @@ void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *
 	int rc = roster_plan(trainer, event, &err);
 	if (rc == 0)
 		rc = pairs_make(trainer, event, &err);
-	if (rc != 0) {
+	if (rc != 0)
 		wire_fail(trainer, FAILURE_PLAN, &err);
-	}
 }
 
 /* ---------------------------------------------------------------- after the fence */
@@ -274,17 +274,16 @@ void trainer_wire_step(struct ws_trainer *trainer)
 	bool closed = trainer->engine == NULL;
 	int rc = 0;
 
-	if (wire->state != WIRE_FENCING && wire->state != WIRE_CLOSED)
+	if (wire->state == WIRE_NONE || wire->state == WIRE_PAIRING || wire->state == WIRE_WIRED)
 		return;
 	if (trainer->engine != NULL)
 		rc = engine_fence(trainer->engine, &closed, &err);
 	if (closed)
 		push_fenced(trainer);
-	if (wire->state == WIRE_CLOSED) {
-		if (rc == 0)
-			wire->state = WIRE_NONE;
+	if (wire->state == WIRE_CLOSED && rc == 0)
+		wire->state = WIRE_NONE;
+	if (wire->state != WIRE_FENCING)
 		return;
-	}
 	if (closed && !wire->quiet_said) {
 		wire->quiet_said = true;
 		member_say_quiet(trainer->member, wire->generation);
@@ -293,11 +292,10 @@ void trainer_wire_step(struct ws_trainer *trainer)
 		return;
 	if (rc == 0)
 		rc = fence_done(trainer, &err);
-	if (rc != 0) {
+	if (rc != 0)
 		wire_fail(trainer, FAILURE_ATTEMPT, &err);
-	} else if (wire->pair_count == 0) {
+	else if (wire->pair_count == 0)
 		wire_done(trainer);
-	}
 }
 
 /* ---------------------------------------------------------------- a rollout's answer */
