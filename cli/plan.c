@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "planner/simulate.h"
 
 struct plan_command {
 	struct places_wanted places;
@@ -17,19 +18,23 @@ struct plan_command {
 static int put_page(const struct plan *plan, double seconds, const struct plan_input *input,
 		    const struct findings *findings, const char *file, struct ws_error *err)
 {
+	const struct sim_options options = {.constants = sim_constants_default()};
+	struct simulation *simulation = NULL;
+	struct writer out = WRITER_INIT(64u << 20);
+	int rc = plan == NULL ? 0 : simulate_plan(&simulation, plan, &options, err);
 	struct page page = {.all = plan,
+			    .simulation = simulation,
 			    .plan_seconds = seconds,
 			    .trainer = input->trainer,
 			    .rollout = input->rollout,
 			    .findings = findings};
-	struct writer out = WRITER_INIT(64u << 20);
-	int rc = page_write(&page, &out);
 
+	if (rc == 0 && page_write(&page, &out) != 0)
+		rc = ws_fail(err, -ENOMEM, "no memory for the page '%s'", file);
 	if (rc == 0)
 		rc = file_write(file, out.bytes, out.count, 0644, err);
-	else
-		ws_fail(err, rc, "no memory for the page '%s'", file);
 	writer_release(&out);
+	simulation_free(simulation);
 	return rc;
 }
 

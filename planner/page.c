@@ -9,8 +9,8 @@
 
 /* In the order they run. */
 static const char *const scripts[] = {
-	"page/data.js", "page/colors.js", "page/chart.js", "page/matrix.js",
-	"page/bars.js", "page/tables.js", "page/main.js",
+	"page/data.js", "page/colors.js",   "page/chart.js",  "page/matrix.js",
+	"page/bars.js", "page/timeline.js", "page/tables.js", "page/main.js",
 };
 
 static void put_file(struct writer *out, const char *name)

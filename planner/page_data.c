@@ -5,6 +5,39 @@
  */
 #include "planner/page_internal.h"
 
+void page_varint(struct writer *out, uint64_t value)
+{
+	for (; value >= 128; value >>= 7)
+		write_u8(out, (uint8_t)(value | 128));
+	write_u8(out, (uint8_t)value);
+}
+
+int page_base64(const struct writer *packed, const char *key, struct json_writer *json)
+{
+	static const char digits[] =
+		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+	struct writer text = WRITER_INIT(512u << 20);
+	const uint8_t *bytes = packed->bytes;
+
+	for (size_t i = 0; i < packed->count; i += 3) {
+		size_t left = MIN(packed->count - i, 3);
+		uint32_t group = (uint32_t)bytes[i] << 16;
+		if (left > 1)
+			group |= (uint32_t)bytes[i + 1] << 8;
+		if (left > 2)
+			group |= bytes[i + 2];
+		for (uint32_t d = 0; d < 4; d++)
+			write_u8(&text,
+				 (uint8_t)(d > left ? '=' : digits[group >> (18 - 6 * d) & 63]));
+	}
+	write_u8(&text, 0);
+	bool failed = packed->failed || text.failed;
+	if (!failed)
+		json_put_text(json, key, (const char *)text.bytes);
+	writer_release(&text);
+	return failed ? -ENOMEM : 0;
+}
+
 static void put_side(struct json_writer *json, const char *key, const struct manifest *manifest)
 {
 	if (manifest == NULL)
@@ -99,7 +132,10 @@ static int put_plan(const struct page *page, struct json_writer *json)
 	put_findings(json, "warnings", &warnings);
 	arena_release(&arena);
 	plan_report_json(all, page->plan_seconds, "plan", json);
-	return page_matrix(all, json);
+	int rc = page_matrix(all, json);
+	if (rc == 0 && page->simulation != NULL)
+		rc = page_timeline(page->simulation, json);
+	return rc;
 }
 
 int page_data(const struct page *page, struct json_writer *json)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who sends how much to whom, packed for the page: a column for each sender, a row for each
- * receiver.  Numbers are varints (seven bits a byte, lowest first); the whole is base64:
+ * receiver.  Numbers are varints, the whole is base64:
  *
  *   count of values, the values in the order of how often they occur,
  *   then cells row by row: 2 value, or 2 value + 1 and how many more cells have it
@@ -141,13 +141,6 @@ static int matrix_count_values(struct matrix *matrix)
 	return 0;
 }
 
-static void write_varint(struct writer *out, uint64_t value)
-{
-	for (; value >= 128; value >>= 7)
-		write_u8(out, (uint8_t)(value | 128));
-	write_u8(out, (uint8_t)value);
-}
-
 static uint64_t value_index(const struct matrix *matrix, uint64_t bytes)
 {
 	struct value wanted = {.bytes = bytes};
@@ -162,36 +155,21 @@ static void matrix_encode(const struct matrix *matrix, struct writer *out)
 {
 	size_t count = (size_t)matrix->wide * matrix->high;
 
-	write_varint(out, matrix->value_count);
+	page_varint(out, matrix->value_count);
 	for (uint32_t i = 0; i < matrix->value_count; i++)
-		write_varint(out, matrix->values[i].bytes);
+		page_varint(out, matrix->values[i].bytes);
 	for (size_t i = 0, run; i < count; i += run) {
 		uint64_t index = value_index(matrix, matrix->cells[i]);
 		for (run = 1; i + run < count && matrix->cells[i + run] == matrix->cells[i];)
 			run++;
-		write_varint(out, index << 1 | (run > 1));
+		page_varint(out, index << 1 | (run > 1));
 		if (run > 1)
-			write_varint(out, run - 1);
+			page_varint(out, run - 1);
 	}
 }
 
-static void write_base64(struct writer *out, const uint8_t *bytes, size_t count)
-{
-	static const char digits[] =
-		"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-	for (size_t i = 0; i < count; i += 3) {
-		size_t left = MIN(count - i, 3);
-		uint32_t group = (uint32_t)bytes[i] << 16 |
-				 (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
-				 (left > 2 ? (uint32_t)bytes[i + 2] : 0);
-		for (uint32_t d = 0; d < 4; d++)
-			write_u8(out, d > left ? '=' : (uint8_t)digits[group >> (18 - 6 * d) & 63]);
-	}
-	write_u8(out, 0);
-}
-
-static void matrix_put(const struct matrix *matrix, const char *cells, struct json_writer *json)
+static int matrix_put(const struct matrix *matrix, const struct writer *packed,
+		      struct json_writer *json)
 {
 	json_begin_object(json, "matrix");
 	json_put_u64(json, "columns", matrix->columns);
@@ -199,14 +177,15 @@ static void matrix_put(const struct matrix *matrix, const char *cells, struct js
 	json_put_u64(json, "rows", matrix->rows);
 	json_put_u64(json, "column_bin", matrix->column_bin);
 	json_put_u64(json, "row_bin", matrix->row_bin);
-	json_put_text(json, "cells", cells);
+	int rc = page_base64(packed, "cells", json);
 	json_end_object(json);
+	return rc;
 }
 
 int page_matrix(const struct plan *all, struct json_writer *json)
 {
 	struct matrix matrix = matrix_of(all);
-	struct writer packed = WRITER_INIT(64u << 20), text = WRITER_INIT(64u << 20);
+	struct writer packed = WRITER_INIT(64u << 20);
 	int rc;
 
 	for (;; matrix_coarsen(&matrix)) {
@@ -221,14 +200,9 @@ int page_matrix(const struct plan *all, struct json_writer *json)
 			break;
 		matrix_release(&matrix);
 	}
-	if (rc == 0) {
-		write_base64(&text, packed.bytes, packed.count);
-		rc = packed.failed || text.failed ? -ENOMEM : 0;
-	}
 	if (rc == 0)
-		matrix_put(&matrix, (const char *)text.bytes, json);
+		rc = matrix_put(&matrix, &packed, json);
 	writer_release(&packed);
-	writer_release(&text);
 	matrix_release(&matrix);
 	return rc;
 }

@@ -434,8 +434,10 @@ void plan_report_json(const struct plan *all, double plan_seconds, const char *k
 void plan_report_text(const struct plan *all, double plan_seconds, struct writer *out);
 
 /* page.c: what `plan --html` writes: one page that stands alone.  Borrowed for the call. */
+struct simulation; /* simulate.h */
 struct page {
 	const struct plan *all; /* of PLAN_ALL, or NULL: refused, and the page lists the findings */
+	const struct simulation *simulation; /* of that plan, for the timeline; may be NULL */
 	double plan_seconds;
 	const struct manifest *trainer, *rollout; /* each NULL where it couldn't be read */
 	const struct findings *findings;

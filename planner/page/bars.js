@@ -112,14 +112,7 @@ class Bars extends Chart {
 		const x = plot.left + plot.width + (beside ? 6 : -4);
 		pen.textAlign = beside ? 'left' : 'right';
 		pen.textBaseline = beside ? 'middle' : 'bottom';
-		const top = beside ? y : Math.max(y - 3, plot.top + 12);
-		pen.lineWidth = 4;
-		pen.lineJoin = 'round';
-		pen.strokeStyle = color('card');
-		pen.strokeText(words, x, top);
-		pen.fillStyle = color('ink');
-		pen.fillText(words, x, top);
-		pen.lineWidth = 1;
+		rimmedText(pen, words, x, beside ? y : Math.max(y - 3, plot.top + 12));
 	}
 
 	drawNames(pen, plot) {
@@ -181,6 +174,7 @@ function showNics() {
 	});
 	dark.addEventListener('change', () => charts.forEach((chart) => chart.repaint()));
 	showMembers(section.querySelector('details'));
+	charts.forEach((chart) => chart.layout());
 }
 
 // Rollout ranks that forward are senders too.
@@ -197,6 +191,7 @@ function showBuckets() {
 			       (x) => `bucket ${x}, ${buckets[x][0]}: ${both(buckets[x][1])}, ${plural(buckets[x][2], 'tensor')}`,
 			       (x) => String(x));
 	section.hidden = false;
+	chart.layout();
 	section.dataset.bytes = buckets.reduce((sum, bucket) => sum + bucket[1], 0);
 	dark.addEventListener('change', () => chart.repaint());
 	later(section.querySelector('details'), (table) => {

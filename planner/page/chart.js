@@ -63,12 +63,14 @@ class Chart {
 
 	layout() {
 		const {left, right, top, bottom} = this.margin;
-		const full = this.figure.clientWidth;
+		const full = this.figure.clientWidth, ratio = window.devicePixelRatio || 1;
+		if (full === this.full && ratio === this.ratio)
+			return;
 		const {width, height} = this.size(full - left - right);
 		if (full <= left + right)
 			return;
 		this.plot = {left, top, width: Math.floor(width), height: Math.floor(height)};
-		this.ratio = window.devicePixelRatio || 1;
+		Object.assign(this, {full, ratio});
 		this.canvas.style.height = `${this.plot.height + top + bottom}px`;
 		this.canvas.width = Math.round(full * this.ratio);
 		this.canvas.height = Math.round((this.plot.height + top + bottom) * this.ratio);
@@ -261,4 +263,15 @@ class Chart {
 			this.show({x0: x0 + sx, x1: x1 + sx, y0: y0 + sy, y1: y1 + sy});
 		this.pointTo(cell);
 	}
+}
+
+// Text that is read on any ground.
+function rimmedText(pen, words, x, y) {
+	pen.lineWidth = 4;
+	pen.lineJoin = 'round';
+	pen.strokeStyle = color('card');
+	pen.strokeText(words, x, y);
+	pen.fillStyle = color('ink');
+	pen.fillText(words, x, y);
+	pen.lineWidth = 1;
 }

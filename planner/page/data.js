@@ -6,21 +6,24 @@
 
 const data = JSON.parse(document.getElementById('data').textContent);
 
-// The cells of planner/page_matrix.c: bytes by row and column, one Float64Array.
-function unpackMatrix(packed) {
-	const bytes = Uint8Array.from(atob(packed.cells), (letter) => letter.charCodeAt(0));
-	const columns = Math.ceil(packed.columns / packed.column_bin);
-	const rows = Math.ceil(packed.rows / packed.row_bin);
-	const cells = new Float64Array(columns * rows);
+// A reader of numbers that C packed into base64: seven bits a byte, lowest first.
+function numbers(text) {
+	const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 	let at = 0;
-
-	function number() {
+	return () => {
 		let value = 0, unit = 1;
 		for (; bytes[at] >= 128; unit *= 128)
 			value += (bytes[at++] - 128) * unit;
 		return value + bytes[at++] * unit;
-	}
+	};
+}
 
+// The cells of planner/page_matrix.c: bytes by row and column, one Float64Array.
+function unpackMatrix(packed) {
+	const number = numbers(packed.cells);
+	const columns = Math.ceil(packed.columns / packed.column_bin);
+	const rows = Math.ceil(packed.rows / packed.row_bin);
+	const cells = new Float64Array(columns * rows);
 	const values = Array.from({length: number()}, number);
 	for (let cell = 0; cell < cells.length;) {
 		const token = number();

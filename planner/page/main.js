@@ -20,7 +20,7 @@ function showHeader() {
 }
 
 function showFigures() {
-	const {plan} = data;
+	const {plan, simulation} = data;
 	const add = (name, value, more) => {
 		const box = document.createElement('div');
 		for (const [tag, text] of [['dt', name], ['dd', value], ['dd', more]])
@@ -30,6 +30,8 @@ function showFigures() {
 	const busiest = ({bytes_max: max, bytes_mean: mean, count}, word) =>
 		`${times(max, mean)} \u00d7 the mean of ${plural(count, word)}`;
 	add('Bytes of one update', short(plan.total_bytes), `${exact(plan.total_bytes)} bytes`);
+	if (simulation)
+		add('Simulated update', seconds(simulation.predicted_s), `${simulation.ratio.toFixed(3)} \u00d7 the floor`);
 	add('Busiest sender', short(plan.senders.bytes_max), busiest(plan.senders, 'trainer'));
 	add('Busiest receiver', short(plan.receivers.bytes_max), busiest(plan.receivers, 'rollout rank'));
 	add('Idle senders', exact(plan.senders_idle), `of ${plural(plan.trainers, 'trainer')}`);
@@ -81,6 +83,8 @@ function showPage() {
 		showFindings('warnings', data.warnings);
 		showMatrix();
 		showNics();
+		if (data.simulation)
+			showTimeline();
 		showShapes();
 		showBuckets();
 		put('made', `Plan ${data.plan.digest}, made in ${data.plan.plan_seconds.toFixed(3)} s by weightsync ${data.version}.`);

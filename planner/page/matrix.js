@@ -206,4 +206,5 @@ function showMatrix() {
 	Object.assign(section.dataset, {columns: matrix.columns, rows: matrix.rows, cells: matrix.cells.length,
 					pairs: matrix.busy.length, bytes: matrix.total});
 	showPairs(section.querySelector('details'), matrix);
+	matrix.layout();
 }

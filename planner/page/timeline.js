@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The simulation: a lane for each rank, its phases over time in their colours, and the floors that
+// no plan of these bytes can beat.  A cell of the chart is one rank in one tick of time.
+
+// Colours of Okabe and Ito, and of Tol: told apart by everybody.
+const phaseColors = {
+	begin: '#888888', load: '#cc79a7', gather: '#882255', amax: '#ddcc77', exchange: '#e69f00',
+	convert: '#d55e00', write: '#0072b2', forward: '#009e73', receive: '#56b4e9', unpack: '#aa4499',
+	wait: '#bbbbbb',
+};
+
+// The lanes of planner/page_timeline.c: by member, by phase, runs of ticks of one level: 1 for some
+// work in each tick, 2 for much, 3 for nothing else.
+function unpackLanes(packed, members) {
+	const number = numbers(packed);
+	const runs = () => {
+		const list = [];
+		for (let left = number(), end = 0; left > 0; left--) {
+			const begin = end + number(), token = number();
+			end = begin + Math.floor(token / 4);
+			list.push({begin, end, level: token % 4});
+		}
+		return list;
+	};
+	return Array.from({length: members}, () =>
+		Array.from({length: number()}, () => ({phase: number(), runs: runs()})));
+}
+
+const onNics = ['write', 'forward', 'receive'];
+const levels = [{}, {alpha: 0.3, words: ' now and then'}, {alpha: 0.65, words: ' most of the time'}, {alpha: 1, words: ''}];
+
+function seconds(time) {
+	return `${time.toFixed(3)}\u00a0s`;
+}
+
+class Timeline extends Chart {
+	constructor(figure, simulation) {
+		super(figure, simulation.ticks, data.plan.members, 'Point to a lane to read it.');
+		Object.assign(this.margin, {top: 46, bottom: 26});
+		this.simulation = simulation;
+		this.lanes = unpackLanes(simulation.lanes, data.plan.members);
+		this.hidden = new Set(); // phases
+		this.present = simulation.phases.filter((_, phase) =>
+			this.lanes.some((lane) => lane.some((part) => part.phase === phase)));
+	}
+
+	size(width) {
+		return {width, height: Math.min(this.whole.y1 * 26, 540)};
+	}
+
+	timeOf(tick) {
+		return tick / this.simulation.ticks * this.simulation.predicted_s;
+	}
+
+	tickOf(time) {
+		return time / this.simulation.predicted_s * this.simulation.ticks;
+	}
+
+	shown(y) {
+		return this.lanes[y].map(({phase, runs}) => ({name: this.simulation.phases[phase], runs}))
+			.filter(({name}) => !this.hidden.has(name))
+			.sort((a, b) => onNics.includes(a.name) - onNics.includes(b.name));
+	}
+
+	read(x, y) {
+		const {end_s: end, floor_s: floor} = this.simulation;
+		const now = this.shown(y).flatMap(({name, runs}) => {
+			const run = runs.find(({begin, end: until}) => begin <= x && x < until);
+			return run ? [name + levels[run.level].words] : [];
+		});
+		return `${memberName(y)} at ${seconds(this.timeOf(x))}: ${now.join(', ') || 'idle'}; ` +
+		       `done at ${seconds(end[y])}, its NICs need ${seconds(floor[y])}`;
+	}
+
+	draw(pen, plot) {
+		this.painted ||= this.paint();
+		pen.drawImage(this.painted, plot.left, plot.top, plot.width, plot.height);
+		this.drawAxes(pen, plot);
+		this.drawFloors(pen, plot);
+	}
+
+	// Lanes with room for it have a band for each phase; in thin ones what NICs do lies on top.
+	paint() {
+		const wide = Math.round(this.plot.width * this.ratio), high = Math.round(this.plot.height * this.ratio);
+		const canvas = Object.assign(document.createElement('canvas'), {width: wide, height: high});
+		const pen = canvas.getContext('2d'), {x0, x1, y0, y1} = this.view;
+		const lane = high / (y1 - y0), gap = lane > 12 ? Math.round(lane / 8) : 0;
+		for (let y = y0; y < y1; y++) {
+			const parts = this.shown(y), top = Math.floor((y - y0) * lane);
+			const room = Math.max(1, Math.floor((y + 1 - y0) * lane) - top - gap);
+			const band = room >= 4 * parts.length ? Math.floor(room / parts.length) : 0;
+			parts.forEach(({name, runs}, nth) => {
+				pen.fillStyle = phaseColors[name];
+				this.paintRuns(pen, runs, top + band * nth, band || room, wide / (x1 - x0));
+			});
+		}
+		return canvas;
+	}
+
+	paintRuns(pen, runs, top, height, scale) {
+		const {x0, x1} = this.view;
+		for (const {begin, end, level} of runs) {
+			if (end <= x0 || begin >= x1)
+				continue;
+			const left = Math.floor((begin - x0) * scale), right = Math.ceil((end - x0) * scale);
+			pen.globalAlpha = levels[level].alpha;
+			pen.fillRect(left, top, Math.max(1, right - left), height);
+		}
+	}
+
+	drawAxes(pen, plot) {
+		const {x0, x1, y0, y1} = this.view;
+		pen.fillStyle = color('line');
+		pen.fillRect(plot.left, plot.top + plot.height, plot.width, 1);
+		pen.fillStyle = color('soft');
+		pen.textAlign = 'center';
+		pen.textBaseline = 'top';
+		const list = ticks(this.timeOf(x0), this.timeOf(x1), plot.width / 90);
+		const digits = Math.max(1, Math.ceil(-Math.log10((list[1] || 1) - (list[0] || 0)) - 1e-9));
+		for (const time of list) {
+			pen.fillRect(this.pixelX(this.tickOf(time)), plot.top + plot.height, 1, 4);
+			pen.fillText(`${time.toFixed(digits)} s`, this.pixelX(this.tickOf(time)), plot.top + plot.height + 7);
+		}
+		pen.textAlign = 'right';
+		pen.textBaseline = 'middle';
+		for (const y of steps(y0, y1, plot.height, 16))
+			pen.fillText(memberName(y), plot.left - 8, this.pixelY(y + 0.5));
+		const border = data.plan.trainers;
+		if (y0 < border && border < y1) {
+			pen.fillStyle = color('ink');
+			pen.fillRect(plot.left, Math.round(this.pixelY(border)), plot.width, 1);
+		}
+	}
+
+	// Two floors and the end, each with its words on a line of its own above the lanes.
+	drawFloors(pen, plot) {
+		const {receive_floor_s: receive, send_floor_s: send, predicted_s: end} = this.simulation;
+		const lines = [['send floor', send, [2, 3]], ['receive floor', receive, [7, 3]], ['done', end, []]];
+		lines.forEach(([name, time, dash], nth) => {
+			const tick = this.tickOf(time);
+			if (tick < this.view.x0 || tick > this.view.x1)
+				return;
+			const x = Math.min(Math.round(this.pixelX(tick)), plot.left + plot.width - 1) + 0.5;
+			const top = plot.top - 34 + 13 * nth, right = x < plot.left + 180;
+			pen.strokeStyle = color('ink');
+			pen.setLineDash(dash);
+			pen.beginPath();
+			pen.moveTo(x, top - 6);
+			pen.lineTo(x, plot.top + plot.height);
+			pen.stroke();
+			pen.setLineDash([]);
+			pen.textAlign = right ? 'left' : 'right';
+			pen.textBaseline = 'middle';
+			rimmedText(pen, `${name} ${seconds(time)}`, x + (right ? 6 : -6), top);
+		});
+	}
+}
+
+// The legend is also a choice: phases can be left out.
+function showPhases(home, timeline) {
+	for (const name of timeline.present) {
+		const label = document.createElement('label'), input = document.createElement('input');
+		const swatch = document.createElement('i');
+		Object.assign(input, {type: 'checkbox', checked: true});
+		swatch.style.background = phaseColors[name];
+		input.addEventListener('change', () => {
+			timeline.hidden[input.checked ? 'delete' : 'add'](name);
+			timeline.repaint();
+		});
+		label.append(input, swatch, name);
+		home.append(label);
+	}
+}
+
+function showTimeline() {
+	const section = document.getElementById('timeline');
+	const timeline = new Timeline(section.querySelector('figure'), data.simulation);
+	section.hidden = false;
+	showPhases(section.querySelector('.choice'), timeline);
+	dark.addEventListener('change', () => timeline.repaint());
+	later(section.querySelector('details'), (table) => {
+		const {end_s: end, floor_s: floor} = data.simulation;
+		const spans = (y) => timeline.shown(y).map(({name, runs}) =>
+			`${name} ${seconds(timeline.timeOf(runs[0].begin))} to ${seconds(timeline.timeOf(runs.at(-1).end))}`);
+		fillTable(table, ['rank', '#done at', '#its NICs need', 'from first to last'],
+			  timeline.lanes.map((_, y) => [memberName(y), seconds(end[y]), seconds(floor[y]),
+							spans(y).join(', ')]));
+	});
+	section.dataset.predicted = data.simulation.predicted_s;
+	section.dataset.lanes = timeline.lanes.length;
+	timeline.layout();
+}
