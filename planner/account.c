@@ -376,13 +376,14 @@ static const struct piece *spot_find(struct spot_param *spot, uint64_t x, uint64
 	return NULL;
 }
 
-/* Which tensor a piece is of: its rule, and the layer and expert that its name needs. */
-struct spot_tensor {
-	const struct tensor_rule *rule;
-	int32_t layer, expert;
-};
+const struct piece *account_find(struct spot_param *spot, uint64_t x)
+{
+	uint64_t at[BOX_DIM_MAX];
 
-static struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece)
+	return spot_find(spot, x, at);
+}
+
+struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece)
 {
 	struct spot_tensor tensor = {.rule = manifest_tensor(spot->peer->manifest, piece->tensor),
 				     .layer = -1,
@@ -408,6 +409,15 @@ static bool same_tensor(const struct spot_tensor *a, const struct spot_tensor *b
 	tensor_name(a->rule, a->layer, a->expert, have, bytes);
 	tensor_name(b->rule, b->layer, b->expert, want, bytes);
 	return strcmp(have, want) == 0;
+}
+
+bool account_same_tensor(const struct spot_param *spot, const struct piece *piece,
+			 const struct spot_tensor *other)
+{
+	const struct spot_tensor tensor = spot_tensor(spot, piece);
+	char have[512], want[512];
+
+	return same_tensor(&tensor, other, have, want, sizeof(have));
 }
 
 /* What follows one part. */

@@ -91,6 +91,9 @@ int boxes_put(struct planning *planning, const struct ends *ends, const struct b
 				       .dim_count = box->dim_count,
 				       .from = source->dtype,
 				       .to = target->dtype};
+	const struct param_rule *rule = manifest_rule(planning->plan->input.rollout, target->rule);
+	raw->part.scale = ends->scale;
+	raw->part.quantized = source->dtype != target->dtype && rule->quant != NULL;
 	raw->rules = (struct part_rules){source->rule, target->rule, source->each, target->each};
 	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
 	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);
@@ -109,18 +112,28 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 	struct plan *plan = planning->plan;
 	const struct holder *from =
 		&delivery->geometry->cells[delivery->atom->cell].holders[holder];
+	bool derived = delivery->geometry->derived;
+	uint32_t unit = derived ? scales_weight(planning, delivery->unit) : delivery->unit;
 	const struct holding *source;
 	uint32_t count;
-	int rc = match_holdings(planning, SIDE_TRAINER, from->rank, delivery->unit, &source, &count,
+	int rc = match_holdings(planning, SIDE_TRAINER, from->rank, unit, &source, &count,
 				delivery->err);
 	struct ends ends = {
 		.sender = from->rank,
 		.receiver = member_of_rollout(plan, delivery->replica, delivery->taker->rank),
-		.target = delivery->target};
+		.target = delivery->target,
+		.scale = derived};
 
 	if (rc != 0)
 		return rc;
-	ends.source = source + from->nth;
+	/* A scale made of it is read where it lies in the canonical scale. */
+	struct holding made = source[from->nth];
+	ends.source = &source[from->nth];
+	if (derived) {
+		made.piece = delivery->geometry->cells[delivery->atom->cell].piece;
+		made.dtype = delivery->target->dtype;
+		ends.source = &made;
+	}
 	rc = boxes_put(planning, &ends, box, delivery->kind->bucket_count, delivery->err);
 	if (rc != 0)
 		return rc;
@@ -129,7 +142,10 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 		raw.receiver += plan->rollout_count;
 		boxes_count(plan, &raw, delivery->kind->bucket_count);
 	}
-	if (first)
+	if (delivery->geometry->scale)
+		plan->totals.scale_bytes +=
+			raw.bytes * delivery->kind->bucket_count * delivery->replicas;
+	else if (first)
 		count_box(&plan->totals, delivery, ends.source->piece);
 	return 0;
 }

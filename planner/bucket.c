@@ -37,6 +37,14 @@ static uint32_t group_of(uint32_t *parent, uint32_t unit)
 	return unit;
 }
 
+static void groups_join(uint32_t *parent, uint32_t x, uint32_t y)
+{
+	uint32_t a = group_of(parent, x), b = group_of(parent, y);
+
+	if (a != b)
+		parent[MAX(a, b)] = MIN(a, b);
+}
+
 static int group_visit(void *arg, const struct visit *visit)
 {
 	struct grouping *grouping = arg;
@@ -47,10 +55,7 @@ static int group_visit(void *arg, const struct visit *visit)
 	}
 	if (visit->unit == grouping->first)
 		return 0;
-	uint32_t a = group_of(grouping->parent, grouping->first);
-	uint32_t b = group_of(grouping->parent, visit->unit);
-	if (a != b)
-		grouping->parent[MAX(a, b)] = MIN(a, b);
+	groups_join(grouping->parent, grouping->first, visit->unit);
 	return 0;
 }
 
@@ -67,6 +72,13 @@ static int groups_make(struct planning *planning, uint32_t *parent, struct ws_er
 			if (rc != 0)
 				return rc;
 		}
+	/* A weight without its scale is worth nothing. */
+	for (uint32_t i = 0; i < planning->unit_count; i++) {
+		uint32_t weight =
+			planning->unit_geometry[i] == NONE ? NONE : scales_weight(planning, i);
+		if (weight != NONE)
+			groups_join(parent, i, weight);
+	}
 	return 0;
 }
 

@@ -202,6 +202,43 @@ static bool inside(const struct plan_part *part, uint64_t offset, const int64_t 
 	return low >= 0 && high <= (__int128)bytes;
 }
 
+static bool is_float(enum ws_dtype dtype)
+{
+	return dtype == WS_F32 || dtype == WS_BF16 || dtype == WS_F16;
+}
+
+/* What becomes of an element on the way must be what the target declares. */
+static const char *dtypes_fault(const struct plan_part *part, const struct peer *from,
+				const struct param *src, const struct peer *to,
+				const struct param *dst)
+{
+	const struct param_rule *rule = manifest_rule(to->manifest, dst->rule);
+	const struct quant_scheme *scheme = manifest_scheme(to->manifest, dst->rule);
+
+	if (part->to != dst->dtype)
+		return "its dtype isn't the target's";
+	if (part->scale)
+		return scheme != NULL && rule->is_scale && part->from == part->to &&
+				       is_float(src->dtype) &&
+				       manifest_side(from->manifest) == SIDE_TRAINER &&
+				       !part->quantized
+			       ? NULL
+			       : "it brings a scale that nobody makes";
+	if (part->from != src->dtype)
+		return "its dtype isn't the source's";
+	if (part->from == part->to)
+		return part->quantized ? "it quantizes what needn't be" : NULL;
+	if (!is_float(part->from))
+		return "its dtype can't be cast";
+	if (scheme != NULL && !rule->is_scale)
+		return part->quantized && part->to == scheme->code
+			       ? NULL
+			       : "its codes aren't the scheme's";
+	if (part->quantized || !manifest_casts(to->manifest, part->from, part->to))
+		return "its cast isn't declared";
+	return NULL;
+}
+
 /* NULL, or what is wrong with the part taken by itself. */
 static const char *part_fault(const struct plan_part *part, const struct part_rules *rules,
 			      const struct peer *from, const struct peer *to)
@@ -214,16 +251,16 @@ static const char *part_fault(const struct plan_part *part, const struct part_ru
 	    rules->src_each != from->each[part->src_param] ||
 	    rules->dst_each != to->each[part->dst_param])
 		return "its rules aren't those of the params";
-	if (part->from != src->dtype || part->to != dst->dtype)
-		return "its dtypes aren't those of the params";
-	if (part->quantized || part->scale)
-		return "it quantizes, and its params don't";
+	const char *fault = dtypes_fault(part, from, src, to, dst);
+	if (fault != NULL)
+		return fault;
 	if (part->dim_count == 0 || part->dim_count > BOX_DIM_MAX)
 		return "its box has too many dims";
 	for (uint32_t d = 0; d < part->dim_count; d++)
-		if (part->extent[d] == 0 || part->extent[d] > MAX(src->form->element_count, 1))
+		if (part->extent[d] == 0 || part->extent[d] > MAX(dst->form->element_count, 1))
 			return "its box isn't of the param's size";
-	if (!inside(part, part->src_offset, part->src_stride, part->from, src->bytes))
+	if (!part->scale &&
+	    !inside(part, part->src_offset, part->src_stride, part->from, src->bytes))
 		return "it reads outside the sender's param";
 	if (!inside(part, part->dst_offset, part->dst_stride, part->to, dst->bytes))
 		return "it writes outside the receiver's param";
@@ -326,11 +363,21 @@ static int check_once(struct part_check *check, const struct plan_part *part,
 	int rc = spot_set(checking, &check->source, check->from, part->src_param);
 	if (rc == 0)
 		rc = spot_set(checking, &check->target, check->to, part->dst_param);
-	if (rc == 0)
-		rc = follow_part(checking, check->member, &check->at->state->pair, part,
-				 &check->source, &check->target, check->why, sizeof(check->why));
+	struct made_scale made;
+	struct spot_param *source = &check->source;
+	if (rc == 0 && part->scale) {
+		fault = check_scale_source(part, &check->target, &made);
+		source = &made.spot;
+	}
+	if (rc == 0 && fault == NULL)
+		rc = follow_part(checking, check->member, &check->at->state->pair, part, source,
+				 &check->target, check->why, sizeof(check->why));
+	if (rc == 0 && fault == NULL && part->scale)
+		fault = check_scale_holder(part, &made, &check->source);
+	if (fault != NULL)
+		rc = 1;
 	if (rc == 1)
-		tell(checking, check->at, "identity", check->why);
+		tell(checking, check->at, "identity", fault != NULL ? fault : check->why);
 	return rc;
 }
 
@@ -377,7 +424,7 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 			tell(checking, at, "wire",
 			     "its parts aren't one behind the other on the wire");
 		wire = part->wire_offset + wire_bytes(part);
-		gather = gather || part->from != part->to ||
+		gather = gather || part->from != part->to || part->scale ||
 			 !packed(part, part->src_stride, part->from);
 		if (copy->ring < 0 && !packed(part, part->dst_stride, part->to))
 			tell(checking, at, "wire",

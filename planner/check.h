@@ -58,6 +58,19 @@ struct spot_param {
 int account_part(struct account *account, const struct plan_part *part, struct spot_param *source,
 		 struct spot_param *target, char *why, size_t why_bytes);
 
+/* Which tensor a piece is of: its rule, and the layer and expert that its name needs. */
+struct spot_tensor {
+	const struct tensor_rule *rule;
+	int32_t layer, expert;
+};
+
+struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece);
+/* Whether a piece is of that tensor. */
+bool account_same_tensor(const struct spot_param *spot, const struct piece *piece,
+			 const struct spot_tensor *other);
+/* The piece that has an element, or NULL. */
+const struct piece *account_find(struct spot_param *spot, uint64_t x);
+
 /* What is wrong with a receiver's account, or NULL: the first claim or piece that it is about.
  * Only params that some kind touches are looked at. */
 const char *account_fault(struct account *account, const struct peer *mine, struct claim *at_out);
@@ -97,6 +110,24 @@ const char *check_param_name(struct checking *checking, const struct peer *peer,
 enum side check_side(const struct plan *plan, uint32_t member, uint32_t *rank_out);
 /* What a member's params are of. */
 struct peer *check_member_peer(struct checking *checking, uint32_t member);
+
+/* ---- check_scales.c */
+/* A scale as its sender makes it: the whole canonical scale, row-major. */
+struct made_scale {
+	struct param param;
+	struct form form;
+	struct piece piece;
+	struct reach reach;
+	struct spot_param spot; /* of all that */
+};
+
+/* Fills made for the scale that the part brings.  NULL, or what is wrong. */
+const char *check_scale_source(const struct plan_part *part, struct spot_param *target,
+			       struct made_scale *made);
+/* Whether the source's param has a part of each block whose scale the part brings; the part has
+ * been followed from made.  NULL, or what is wrong. */
+const char *check_scale_holder(const struct plan_part *part, const struct made_scale *made,
+			       struct spot_param *source);
 
 /* ---- check_loops.c */
 /* Every number of the plan that isn't in a part: copies' in their segments, instances', counters',

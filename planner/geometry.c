@@ -299,13 +299,24 @@ static bool castable(enum ws_dtype from, enum ws_dtype to)
 	       (to == WS_F32 || to == WS_BF16 || to == WS_F16);
 }
 
+/* Whether the target's scheme makes its codes of such a source. */
+static bool quantizes(const struct planning *planning, enum ws_dtype from,
+		      const struct entry *entry)
+{
+	const struct manifest *manifest = planning->sides[SIDE_ROLLOUT].manifest;
+	const struct quant_scheme *scheme = manifest_scheme(manifest, entry->rule);
+
+	return scheme != NULL && !manifest_rule(manifest, entry->rule)->is_scale &&
+	       entry->dtype == scheme->code && castable(from, WS_F32);
+}
+
 static int check_dtype(struct making *making, enum ws_dtype from, const struct entry *entry,
 		       struct ws_error *err)
 {
 	struct planning *planning = making->planning;
 	char name[256], target[512], alike[64];
 
-	if (from == entry->dtype || making->bad_cast)
+	if (from == entry->dtype || making->bad_cast || quantizes(planning, from, entry))
 		return 0;
 	bool declared = manifest_casts(planning->sides[SIDE_ROLLOUT].manifest, from, entry->dtype);
 	if (declared && castable(from, entry->dtype))
@@ -425,6 +436,10 @@ static int geometry_fill(struct planning *planning, struct geometry *geometry, s
 	int rc = 0;
 
 	target = side_pattern(&planning->sides[SIDE_ROLLOUT], geometry->target_pattern);
+	geometry->scale = scales_weight(planning, geometry->unit) != NONE;
+	geometry->derived =
+		geometry->source_pattern != NONE &&
+		side_pattern(&planning->sides[SIDE_TRAINER], geometry->source_pattern)->derived;
 	if (geometry->source_pattern != NONE)
 		source = side_pattern(&planning->sides[SIDE_TRAINER], geometry->source_pattern);
 	making.wanted = target->entries[0].dtype;

@@ -154,6 +154,17 @@ static uint32_t family_unit(const struct family *family, int32_t layer, int32_t 
 	       (uint32_t)(expert - family->expert_lo);
 }
 
+uint32_t match_unit_of(const struct planning *planning, const struct side_index *side,
+		       uint32_t tensor, int32_t layer, int32_t expert)
+{
+	const struct tensor_place *place = &side->tensors[tensor];
+	const struct family *families = planning->families.items;
+
+	return family_unit(&families[place->family],
+			   place->layer == FROM_PARAM ? layer : place->layer,
+			   place->expert == FROM_PARAM ? expert : place->expert);
+}
+
 const struct family *match_unit(const struct planning *planning, uint32_t unit, int32_t *layer,
 				int32_t *expert)
 {
@@ -377,6 +388,7 @@ static int entry_visit(void *arg, const struct visit *visit)
 		return 0;
 	struct entry *entry = &pattern->entries[pattern->entry_count];
 	*entry = (struct entry){.piece = piece,
+				.rule = visit->rule,
 				.rank = visit->rank,
 				.dtype = visit->dtype,
 				.dense = piece_dense(piece),

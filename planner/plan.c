@@ -124,25 +124,12 @@ static int digest_input(struct plan *plan)
 	return rc;
 }
 
-static void check_quant(struct planning *planning, const struct manifest *manifest, const char *who)
-{
-	const char *scheme = manifest_quant(manifest);
-
-	if (scheme != NULL)
-		findings_add(planning->findings, "quant", scheme,
-			     "the %s's manifest wants scheme '%s', which isn't "
-			     "built yet: make the manifest without --quant",
-			     who, scheme);
-}
-
 static void check_globals(struct planning *planning)
 {
 	struct plan *plan = planning->plan;
 	const struct plan_input *input = &plan->input;
 	const char *have = manifest_model(input->trainer), *want = manifest_model(input->rollout);
 
-	check_quant(planning, input->trainer, "trainer");
-	check_quant(planning, input->rollout, "rollout");
 	if (have != NULL && want != NULL && have[0] != '\0' && want[0] != '\0' &&
 	    strcmp(have, want) != 0)
 		findings_add(planning->findings, "model", have,
@@ -549,6 +536,8 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 		rc = layers_make(planning, err);
 	if (rc == 0)
 		rc = match_make(planning, err);
+	if (rc == 0)
+		rc = scales_make(planning, err);
 	if (rc == 0)
 		rc = fanout_make(planning, err);
 	if (rc == 0)

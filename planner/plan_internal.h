@@ -4,6 +4,7 @@
  *
  *   layers.c    which layers are alike: one of them is planned, the others are repeated
  *   match.c     canonical tensors of both sides become units; what each rank holds of a unit
+ *   scales.c    who can send the scales of what is quantized on the way
  *   fanout.c    what ranks hold alike: the slice that each gets from trainers, and the forwards
  *   geometry.c  source boxes of a unit become cells with holder sets, cut by target boxes: atoms
  *   balance.c   how much of a holder set's bytes each holder sends
@@ -114,6 +115,7 @@ struct entry {
 	const struct piece *piece; /* of the first unit that has the pattern: for its strides */
 	uint32_t rank;
 	uint32_t nth; /* among this rank's holdings of the unit */
+	uint32_t rule;
 	enum ws_dtype dtype;
 	bool dense; /* it lies in one piece, row after row */
 	/* fanout.c's */
@@ -137,6 +139,7 @@ struct pattern {
 	uint32_t unit; /* the first that has it */
 	uint32_t entry_count, entry_room;
 	struct entry *entries; /* by rank, then walk order */
+	bool derived;	       /* of scales: ranks and nth are the weight's */
 	size_t forward_first;  /* of planning->forwards */
 	uint32_t forward_count;
 };
@@ -185,7 +188,8 @@ struct geometry {
 	uint64_t bytes;	    /* per unit and replica */
 	struct cell *cells; /* by offset */
 	struct want *wants;
-	struct atom *atoms; /* by want */
+	struct atom *atoms;  /* by want */
+	bool scale, derived; /* of scales; and no trainer holds them as such */
 };
 
 /* Trainer ranks that hold the same boxes. */
@@ -359,6 +363,9 @@ int match_holdings(struct planning *planning, enum side side, uint32_t rank, uin
 /* The unit's family, layer and expert. */
 const struct family *match_unit(const struct planning *planning, uint32_t unit, int32_t *layer,
 				int32_t *expert);
+/* The unit of a side's tensor rule at a layer and expert, where its name leaves them open. */
+uint32_t match_unit_of(const struct planning *planning, const struct side_index *side,
+		       uint32_t tensor, int32_t layer, int32_t expert);
 /* "model.layers.3.mlp.gate_proj.weight" */
 const char *match_unit_name(const struct planning *planning, uint32_t unit, char *out,
 			    size_t bytes);
@@ -375,6 +382,12 @@ struct visit {
 typedef int visit_fn(void *arg, const struct visit *visit);
 int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_fn *visit, void *arg,
 	       struct ws_error *err);
+
+/* ---- scales.c: finding "quant". */
+/* Gives units of scales that no trainer holds the pattern that their weights make. */
+int scales_make(struct planning *planning, struct ws_error *err);
+/* The weight that a unit is the scale of, or NONE. */
+uint32_t scales_weight(const struct planning *planning, uint32_t unit);
 
 /* ---- fanout.c */
 /* Cuts the target patterns' entries down to what trainers write. */
@@ -432,6 +445,7 @@ int boxes_of_kind(struct planning *planning, struct bucket_kind *kind, struct ws
 struct ends {
 	uint32_t sender, receiver;
 	const struct holding *source, *target;
+	bool scale; /* it comes out of quantizing the source */
 };
 int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
 	      uint64_t layers, struct ws_error *err);

@@ -365,7 +365,8 @@ struct plan_pair {
 };
 
 struct plan_totals {
-	uint64_t bytes, boxes, runs, copies, ops, classes;
+	uint64_t bytes, boxes, runs, copies, ops, classes; /* boxes and runs without scales' */
+	uint64_t scale_bytes;				   /* of bytes */
 	uint64_t class_count[4]; /* boxes by contiguity: both, dst only, src only, none */
 	uint64_t send_min, send_mean, send_max;		 /* of trainers */
 	uint64_t receive_min, receive_mean, receive_max; /* of rollouts, from anybody */
