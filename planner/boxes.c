@@ -14,6 +14,7 @@ struct delivery {
 	const struct atom *atom;
 	const struct holder *taker;
 	const struct holding *target; /* the taker's */
+	struct plan_family *family;
 	uint32_t unit, replica;
 	uint32_t replicas; /* that are alike and planned as one */
 	struct ws_error *err;
@@ -46,21 +47,53 @@ bool box_dense(const struct box *box, const struct piece *piece)
 	return true;
 }
 
+int boxes_begin(struct planning *planning)
+{
+	struct plan *plan = planning->plan;
+	const struct family *families = planning->families.items;
+
+	plan->family_count = (uint32_t)planning->families.count;
+	plan->families = arena_array(&plan->arena, plan->family_count, sizeof(*plan->families));
+	for (uint32_t i = 0; plan->families != NULL && i < plan->family_count; i++) {
+		const char *name = families[i].key;
+		plan->families[i].name = arena_copy(&plan->arena, name, strlen(name));
+		if (plan->families[i].name == NULL)
+			return -ENOMEM;
+	}
+	return plan->families == NULL ? -ENOMEM : 0;
+}
+
+void boxes_end(struct plan *plan)
+{
+	struct plan_totals *totals = &plan->totals;
+
+	for (uint32_t i = 0; i < plan->family_count; i++)
+		for (uint32_t k = 0; k < ARRAY_SIZE(totals->class_count); k++) {
+			totals->boxes += plan->families[i].boxes[k];
+			totals->runs += plan->families[i].runs[k];
+			totals->class_count[k] += plan->families[i].boxes[k];
+		}
+}
+
 /* Counted by box, before it is cut for balance or merged: the numbers of layouts.md 5.2. */
-static void count_box(struct plan_totals *totals, const struct delivery *delivery,
-		      const struct piece *source)
+static void count_box(const struct delivery *delivery, const struct piece *source)
 {
 	const struct box *box = &delivery->atom->box;
+	uint64_t times = (uint64_t)delivery->kind->bucket_count * delivery->replicas;
 	bool source_dense = box_dense(box, source);
 	bool target_dense = box_dense(box, delivery->want->piece);
-	uint64_t times = (uint64_t)delivery->kind->bucket_count * delivery->replicas;
+	uint32_t class = (source_dense ? 0u : 1u) + (target_dense ? 0u : 2u);
+	struct plan_family *family = delivery->family;
 	uint64_t rows = 1;
 
-	for (uint32_t d = 0; d + 1 < box->dim_count; d++)
+	for (uint32_t d = 0; class != 0 && d + 1 < box->dim_count; d++)
 		rows *= box->extent[d];
-	totals->boxes += times;
-	totals->runs += (source_dense && target_dense ? 1 : rows) * times;
-	totals->class_count[(source_dense ? 0 : 1) + (target_dense ? 0 : 2)] += times;
+	uint64_t run = delivery->atom->bytes / rows;
+	family->boxes[class] += times;
+	family->runs[class] += rows * times;
+	family->bytes[class] += delivery->atom->bytes * times;
+	if (family->run_min == 0 || run < family->run_min)
+		family->run_min = run;
 }
 
 void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers)
@@ -146,7 +179,7 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 		plan->totals.scale_bytes +=
 			raw.bytes * delivery->kind->bucket_count * delivery->replicas;
 	else if (first)
-		count_box(&plan->totals, delivery, ends.source->piece);
+		count_box(delivery, ends.source->piece);
 	return 0;
 }
 
@@ -271,11 +304,15 @@ static int replica_boxes(struct delivery *delivery)
 {
 	struct planning *planning = delivery->planning;
 	const struct bucket_kind *kind = delivery->kind;
+	const struct family *families = planning->families.items;
 	int rc = 0;
 
 	lines_rewind(planning);
 	for (uint32_t i = 0; rc == 0 && i < kind->unit_count; i++) {
+		int32_t layer, expert;
 		delivery->unit = planning->order[kind->unit_first + i];
+		const struct family *family = match_unit(planning, delivery->unit, &layer, &expert);
+		delivery->family = &planning->plan->families[family - families];
 		delivery->geometry =
 			planning_geometry(planning, planning->unit_geometry[delivery->unit]);
 		rc = unit_boxes(delivery);

@@ -258,14 +258,16 @@ static int kind_segments(struct planning *planning, uint32_t kind, struct ws_err
 
 static int walk_kinds(struct planning *planning, struct ws_error *err)
 {
-	const struct plan *plan = planning->plan;
-	int rc = 0;
+	struct plan *plan = planning->plan;
+	int rc = boxes_begin(planning) != 0 ? plan_no_memory(err) : 0;
 
 	for (uint32_t k = 0; rc == 0 && k < plan->kind_count; k++) {
 		rc = boxes_of_kind(planning, &plan->kinds[k], err);
 		if (rc == 0)
 			rc = kind_segments(planning, k, err);
 	}
+	if (rc == 0)
+		boxes_end(plan);
 	return rc;
 }
 

@@ -300,6 +300,8 @@ struct plan {
 	int32_t layer_count;
 	uint32_t *layer_place[2]; /* by rule and layer: the layer's place in the rule's list */
 	struct plan_totals totals;
+	struct plan_family *families;
+	uint32_t family_count;
 	/* by member: the tensors' bytes, without gaps on the wire; received: from anybody */
 	uint64_t *sent, *received, *from_trainers;
 	uint32_t fed_replicas; /* that trainers write to: the first so many */
@@ -437,7 +439,11 @@ void shape_normalize(struct raw *raw);
 int shape_segment(struct planning *planning, uint32_t kind, const struct raw *const *raws,
 		  uint32_t count, struct segment *segment_out, struct ws_error *err);
 
-/* ---- boxes.c: adds what the planned member sends or receives of a kind to planning->raws, with
+/* ---- boxes.c */
+/* Makes room for what is counted by family; and adds that up. */
+int boxes_begin(struct planning *planning);
+void boxes_end(struct plan *plan);
+/* Adds what the planned member sends or receives of a kind to planning->raws, with
  * replicas alike only once.  Counts it in the totals. */
 int boxes_of_kind(struct planning *planning, struct bucket_kind *kind, struct ws_error *err);
 

@@ -376,6 +376,15 @@ struct plan_totals {
 	uint32_t bucket_count;
 };
 
+/* Boxes of all tensors of one name, as they are before they are dealt, cut and packed; scales not
+ * among them.  By contiguity: both, dst only, src only, none.  A run is what one write could do
+ * without packing: the box where both ends are contiguous, else a row. */
+struct plan_family {
+	const char *name; /* "model.layers.{L}.mlp.gate_proj.weight" */
+	uint64_t boxes[4], runs[4], bytes[4];
+	uint64_t run_min; /* bytes; 0 without boxes */
+};
+
 struct plan;
 
 /*
@@ -393,6 +402,9 @@ uint32_t plan_member_count(const struct plan *plan);
 const char *plan_member_name(const struct plan *plan, uint32_t member, char *out, size_t bytes);
 uint64_t plan_digest(const struct plan *plan); /* over manifests, roster, places, rules */
 const struct plan_totals *plan_totals(const struct plan *plan);
+/* Complete in a plan of all only. */
+uint32_t plan_family_count(const struct plan *plan);
+const struct plan_family *plan_family(const struct plan *plan, uint32_t index);
 uint32_t plan_bucket_count(const struct plan *plan);
 /* A bucket's name for people: "model.layers.7" */
 const char *plan_bucket_name(const struct plan *plan, uint32_t bucket);

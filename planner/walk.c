@@ -16,6 +16,16 @@ const struct plan_totals *plan_totals(const struct plan *plan)
 	return &plan->totals;
 }
 
+uint32_t plan_family_count(const struct plan *plan)
+{
+	return plan->family_count;
+}
+
+const struct plan_family *plan_family(const struct plan *plan, uint32_t index)
+{
+	return &plan->families[index];
+}
+
 uint32_t plan_bucket_count(const struct plan *plan)
 {
 	return plan->bucket_count;
