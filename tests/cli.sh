@@ -23,7 +23,7 @@ gives() {
 gives 0 'usage: weightsync <command>' weightsync --help
 gives 2 'usage: weightsync <command>' weightsync
 gives 2 "there is no command 'psuh'" weightsync psuh
-for command in keygen synth manifest plan hub push serve run bench nics status; do
+for command in keygen synth manifest plan simulate hub push serve run bench nics status; do
 	gives 0 "usage: weightsync $command" weightsync "$command" --help
 	gives 2 "see weightsync $command --help" weightsync "$command" --no-such-option
 done
@@ -56,6 +56,33 @@ gives 0 'sender' weightsync plan T.json R.json --replicas 2
 gives 0 '' weightsync plan T.json R.json --replicas 2 --html plan.html
 grep -q '<!doctype html>' plan.html && ! grep -q 'https*:' plan.html && passed "plan --html: one page, nothing from elsewhere" ||
 	failed "plan --html: one page" "no"
+gives 0 'predicted .* receive floor' weightsync simulate T.json R.json --replicas 2 --nic-gbps 400
+gives 0 'without the change .* with it' weightsync simulate T.json R.json --replicas 2 --bandwidth 50%
+gives 0 'without the change' weightsync simulate T.json R.json --replicas 2 --slow r1.0=1/2 --nics 2 --without-nic t0
+gives 0 'without the change' weightsync simulate T.json R.json --join --join-late 200ms
+gives 0 'forward' weightsync simulate T.json R.json --replicas 2 --fanout replica
+gives 0 'load' weightsync simulate T.json R.json --offloaded
+gives 1 "'t0' has one NIC and can't take part without it" weightsync simulate T.json R.json --without-nic t0
+gives 1 "'t3' is no member: t0 to t2, r0.0 to r0.1" weightsync simulate T.json R.json --slow t3=1/2
+gives 1 "'2' is not a share" weightsync simulate T.json R.json --bandwidth 2
+gives 2 "fan-out is none, node or replica" weightsync simulate T.json R.json --fanout nodes
+gives 2 "two manifests are needed" weightsync simulate T.json
+gives 0 '"write_latency_ns"' weightsync simulate --print-constants
+echo '{"nic_gbps": 100}' >constants.json
+gives 0 'predicted' weightsync simulate T.json R.json --constants constants.json --trace trace.json
+echo '{"nic_gbs": 100}' >constants.json
+gives 1 "constants 'constants.json': no constant is named 'nic_gbs'" weightsync simulate T.json R.json --constants constants.json
+gives 0 'predicted' weightsync simulate --paper qwen3-235b
+weightsync simulate T.json R.json --json >simulated.json 2>out &&
+	python3 - simulated.json trace.json 2>>out <<'P' && passed "simulate --json and --trace have their keys" || failed "simulate --json and --trace have their keys" "no" out
+import json, sys
+simulated = json.loads(open(sys.argv[1]).read())
+for key in ("predicted_s", "receive_floor_s", "send_floor_s", "ratio"):
+    assert simulated[key] > 0, key
+assert simulated["predicted_s"] >= simulated["receive_floor_s"] and simulated["ratio"] >= 1
+bars = [e for e in json.load(open(sys.argv[2]))["traceEvents"] if e["ph"] == "X"]
+assert {"write", "receive"} <= {bar["cat"] for bar in bars}
+P
 gives 1 "rollout's side" weightsync plan R.json T.json
 weightsync plan T.json R.json --replicas 2 --json >plan.json 2>out &&
 	python3 - plan.json 2>>out <<'P' && passed "plan --json has its keys" || failed "plan --json has its keys" "no" out
