@@ -101,10 +101,13 @@ static void keep(struct findings *findings, const char *kind, const char *where,
 	uint64_t words = hash_words(hash_words(hash_words(0, kind), where), text);
 	uint32_t alike_count;
 	struct finding *alike = last_alike(findings, words, &alike_count);
+	bool enough = alike_count == FINDINGS_ALIKE_KEPT_MAX ||
+		      (alike != NULL && strcmp(alike->text, text) == 0 &&
+		       strcmp(alike->where, where) == 0);
 	findings->count++;
-	if (alike_count == FINDINGS_ALIKE_KEPT_MAX)
+	if (enough)
 		alike->alike++;
-	if (alike_count == FINDINGS_ALIKE_KEPT_MAX || findings->kept == FINDINGS_KEPT_MAX)
+	if (enough || findings->kept == FINDINGS_KEPT_MAX)
 		return;
 	struct finding *finding = arena_alloc(findings->arena, sizeof(*finding));
 	if (finding == NULL)
