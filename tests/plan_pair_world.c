@@ -50,9 +50,9 @@ void pair_open(struct pair_world *pair, const char *tensors, uint32_t trainers, 
 	input_make(pair, 1);
 }
 
-void pair_open_model(struct pair_world *pair, const char *model_name, const char *trainer,
+void pair_open_quant(struct pair_world *pair, const char *model_name, const char *trainer,
 		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
-		     uint32_t replicas)
+		     const char *quant, uint32_t replicas)
 {
 	struct model *model = NULL;
 
@@ -64,13 +64,22 @@ void pair_open_model(struct pair_world *pair, const char *model_name, const char
 		struct manifest_options options = {
 			.side = (enum side)side,
 			.layout = side == SIDE_TRAINER ? trainer : rollout,
-			.mesh = side == SIDE_TRAINER ? trainer_mesh : rollout_mesh};
+			.mesh = side == SIDE_TRAINER ? trainer_mesh : rollout_mesh,
+			.quant = side == SIDE_TRAINER ? NULL : quant};
 		ck_ok(manifest_make(model, &options, &out, &pair->findings, &pair->err), pair->err);
 		parse(pair, (enum side)side, out.bytes, out.count);
 		writer_release(&out);
 	}
 	model_free(model);
 	input_make(pair, replicas);
+}
+
+void pair_open_model(struct pair_world *pair, const char *model_name, const char *trainer,
+		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
+		     uint32_t replicas)
+{
+	pair_open_quant(pair, model_name, trainer, trainer_mesh, rollout, rollout_mesh, NULL,
+			replicas);
 }
 
 void pair_close(struct pair_world *pair)
