@@ -59,7 +59,7 @@ START_TEST(a_bad_write_never_goes_live_is_named_and_the_next_version_is_whole)
 	options.digests = bad->digests;
 	options.inplace = bad->inplace;
 	/* Past the first version's ops, in the middle of the second's. */
-	uint64_t ops = world_trainer_ops(&options, 1);
+	uint64_t ops = world_member_ops(&options, 1);
 	snprintf(device, sizeof(device), "%s_nth=%llu:fabric:tcp/127.0.0.1", bad->rule,
 		 (unsigned long long)(ops + ops / 2));
 	options.fault_device = device;
@@ -110,8 +110,10 @@ static void push_until_all_live(struct world *world, uint64_t version)
 		world_push(world, version + (uint64_t)i, 20000, false);
 		ck_assert_msg(world->trainer[0].rc == 0, "%s", world->trainer[0].err.text);
 		const struct ws_report *report = &world->trainer[0].report;
-		if (report->replica_count == 2 && report->replicas[0].live &&
-		    report->replicas[1].live)
+		uint32_t live = 0;
+		for (uint32_t r = 0; r < report->replica_count; r++)
+			live += report->replicas[r].live;
+		if (live == world->options.replicas)
 			return;
 		sleep_ns(200000000u);
 	}
@@ -158,6 +160,50 @@ START_TEST(a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_ve
 	push_without_replica_1(world, 2, "");
 	loop_start(&world->loop[2]);
 	loop_start(&world->loop[3]);
+	push_until_all_live(world, 3);
+	world_close(world);
+}
+END_TEST
+
+/* One forward of rollout 0.0 misbehaves in the second version: the replica behind it goes, it
+ * stays. */
+static const struct bad_write bad_forwards[] = {
+	{"fail", "the forward of param '", .inplace = false},
+	{"fail", "the forward of param '", .inplace = true},
+	{"drop", "from rollout 0.0", .inplace = false},
+};
+
+START_TEST(a_bad_forward_drops_the_replica_that_it_was_for)
+{
+	struct world_options options = two_replicas;
+	char device[128];
+
+	options.fanout = "replica";
+	options.inplace = bad_forwards[_i].inplace;
+	uint64_t ops = world_member_ops(&options, options.trainers);
+	snprintf(device, sizeof(device), "%s_nth=%llu:fabric:tcp/127.0.0.1", bad_forwards[_i].rule,
+		 (unsigned long long)(ops + ops / 2));
+	options.rollout_fault_device = device;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	push_without_replica_1(world, 2, bad_forwards[_i].says);
+	push_until_all_live(world, 3);
+	world_close(world);
+}
+END_TEST
+
+/* The middle one of three is never ready: the one before lands without it, the one behind can't. */
+START_TEST(who_forwards_doesnt_wait_for_a_replica_that_was_dropped)
+{
+	struct world_options options = two_replicas;
+
+	options.replicas = 3;
+	options.fanout = "replica";
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	atomic_store(&world->loop[3].silent, true);
+	push_without_replica_1(world, 2, "rollout 1.1");
+	atomic_store(&world->loop[3].silent, false);
 	push_until_all_live(world, 3);
 	world_close(world);
 }
@@ -282,6 +328,8 @@ Suite *suite(void)
 			    2);
 	tcase_add_test(members,
 		       a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_version);
+	tcase_add_loop_test(members, a_bad_forward_drops_the_replica_that_it_was_for, 0, 3);
+	tcase_add_test(members, who_forwards_doesnt_wait_for_a_replica_that_was_dropped);
 	tcase_add_test(members, a_push_that_others_dont_join_ends_at_its_deadline);
 	tcase_add_test(members, cancel_ends_a_blocked_push_at_once);
 	tcase_add_loop_test(members, an_open_whose_nth_allocation_fails_says_so_and_leaks_nothing,

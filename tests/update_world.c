@@ -243,6 +243,11 @@ void loop_start(struct engine_loop *loop)
 		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
 	};
 
+	if (given->rollout_fault_device != NULL && loop->replica == 0 && loop->rank == 0) {
+		options.transport = "fault";
+		options.nics = &given->rollout_fault_device;
+		options.nic_count = 1;
+	}
 	loop->manifest = world->manifest[SIDE_ROLLOUT];
 	ck_ok(manifest_params(loop->manifest, loop->rank, &loop->arena, &loop->params, &err), err);
 	loop->where = arena_array(&loop->arena, loop->params.count, sizeof(*loop->where));
@@ -382,7 +387,7 @@ static void manifests_release(struct world *world)
 	writer_release(&world->rollout_text);
 }
 
-uint64_t world_trainer_ops(const struct world_options *options, uint32_t trainer)
+uint64_t world_member_ops(const struct world_options *options, uint32_t member)
 {
 	struct world *world = calloc(1, sizeof(*world));
 	uint32_t replicas[ROLLOUTS_MAX];
@@ -404,7 +409,9 @@ uint64_t world_trainer_ops(const struct world_options *options, uint32_t trainer
 	};
 	input.rules.op_bytes = world_op_bytes(options);
 	input.rules.wire_digests = options->digests;
-	ck_ok(plan_make(&plan, &input, trainer, NULL, &err), err);
+	if (options->fanout != NULL)
+		ck_ok(fanout_parse(options->fanout, &input.rules.fanout, &err), err);
+	ck_ok(plan_make(&plan, &input, member, NULL, &err), err);
 	for (uint32_t i = 0; i < plan_send_pair_count(plan); i++)
 		ops += plan_send_pair(plan, i)->op_count;
 	plan_free(plan);

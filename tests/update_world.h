@@ -25,10 +25,11 @@ struct world_options {
 	const char *rollout_layout, *rollout_mesh;
 	uint32_t trainers, replicas, replica_ranks, min_replicas;
 	bool inplace, digests, barrier;
-	const char *fanout;	  /* NULL: none */
-	uint32_t ranks_per_host;  /* of a replica; 0: all on this one */
-	const char *transport;	  /* NULL: "fabric" */
-	const char *fault_device; /* of trainer 1\'s fault NIC, or NULL */
+	const char *fanout;		  /* NULL: none */
+	uint32_t ranks_per_host;	  /* of a replica; 0: all on this one */
+	const char *transport;		  /* NULL: "fabric" */
+	const char *fault_device;	  /* of trainer 1's fault NIC, or NULL */
+	const char *rollout_fault_device; /* of rollout 0.0's, or NULL */
 	const char *trainer_nics[2], *rollout_nics[2];
 	uint32_t nic_count; /* 0: one, 127.0.0.1 */
 	uint64_t op_bytes, staging_bytes, recv_staging_bytes, run_bytes_min;
@@ -99,8 +100,8 @@ struct world {
 	uint32_t loop_count;
 };
 
-/* How many ops a trainer posts in one update. */
-uint64_t world_trainer_ops(const struct world_options *options, uint32_t trainer);
+/* How many ops a member posts in one update, credits aside. */
+uint64_t world_member_ops(const struct world_options *options, uint32_t member);
 struct world *world_open(const struct world_options *options); /* wired; fails the test */
 /* Closes all and fails the test for what any engine saw wrong. */
 void world_close(struct world *world);

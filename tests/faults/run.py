@@ -57,9 +57,9 @@ class Run:
 
     trainer_count, replica_count, rank_count = 2, 2, 2
 
-    def __init__(self, inputs, folder, updates=1000, slow=True, inplace=False, min_replicas=1):
+    def __init__(self, inputs, folder, updates=1000, slow=True, inplace=False, min_replicas=1, fanout="none"):
         self.inputs, self.folder, self.updates, self.slow = inputs, folder, updates, slow
-        self.inplace, self.min_replicas = inplace, min_replicas
+        self.inplace, self.min_replicas, self.fanout = inplace, min_replicas, fanout
         os.makedirs(folder)
         self.reload = os.path.join(folder, "reload.sh")
         with open(self.reload, "w") as file:
@@ -80,7 +80,7 @@ class Run:
             self.inputs.weightsync, "hub", "--key", self.inputs.key, "--trainers", "2",
             "--replica-ranks", "2", "--min-replicas", str(self.min_replicas), "--op-bytes", "8K",
             "--lost-after", "%ds" % LOST_S, "--phase-deadline", "%ds" % PHASE_S,
-            "--join-deadline", "20s", "--bind", self.endpoint, *more])
+            "--join-deadline", "20s", "--fanout", self.fanout, "--bind", self.endpoint, *more])
         self.endpoint = self.hub.says("^tcp://", 5, stream="out")
 
     def member(self):

@@ -187,6 +187,53 @@ for _rank, _what in ((0, "a trainer, with the hub"), (1, "a trainer"), (4, "a ro
         lambda world, rank=_rank: kill_under_mpirun(world, rank))
 
 
+# ------------------------------------------------------------------ rollouts that forward
+
+def kill_forwarder(world, inplace):
+    run = world.fresh(inplace=inplace, fanout="replica").start()
+    run.all_live(40)
+    since, pushes = {at: p.mark() for at, p in run.rollouts.items()}, len(run.pushes())
+    version = run.mid_transfer((0, 0), 0.15)
+    run.rollouts[0, 0].kill(signal.SIGKILL)
+    push = run.push("the push of version %d fails" % version, PUSH_S + 2, pushes,
+                    lambda p: p["version"] == version and not p["ok"])
+    expect("rollout 0.0" in push["error"], "the push doesn't name rollout 0.0: %s" % push["error"])
+    kept = "the memory is poisoned" if inplace else "the old weights stay"
+    for at in ((0, 1), (1, 0), (1, 1)):
+        why = "rollout 0.0" if at[0] == 0 else "replica 1 gets its weights from replica 0: .*rollout 0.0"
+        run.rollouts[at].says("version %d was aborted, %s.*: .*%s" % (version, kept, why), LOST_S + 3, since[at])
+    run.start_rollout(0, 0)
+    run.all_live(40)
+    run.stop()
+
+
+@scenario("fan-out: a rollout killed in mid transfer takes the replica that it forwards to along")
+def _(world):
+    kill_forwarder(world, False)
+
+
+@scenario("fan-out in place: the same")
+def _(world):
+    kill_forwarder(world, True)
+
+
+@scenario("fan-out: the last replica of the chain is killed, the one before goes on without it")
+def _(world):
+    run = world.fresh(fanout="replica").start()
+    run.all_live(40)
+    pushes = len(run.pushes())
+    version = run.mid_transfer((1, 1), 0.15)
+    run.rollouts[1, 1].kill(signal.SIGKILL)
+    push = run.push("the push of version %d ends" % version, PUSH_S + 2, pushes,
+                    lambda p: p["version"] == version)
+    states = {r["replica"]: r for r in push["replicas"]}
+    expect(push["ok"] and states[0]["live"], "replica 0 should have version %d: %s" % (version, push))
+    expect("rollout 1.1" in states[1]["error"], "the report doesn't name rollout 1.1: %s" % push["replicas"])
+    run.start_rollout(1, 1)
+    run.all_live(40)
+    run.stop()
+
+
 # ------------------------------------------------------------------ other ways to live
 
 @scenario("in place: a trainer killed in mid transfer poisons every rollout until it is pushed again")
