@@ -94,7 +94,7 @@ $(BUILD)/tests/update $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe
 	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o
 $(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress_fault_world.o
 $(BUILD)/tests/plan_properties $(BUILD)/tests/plan_mutations: $(BUILD)/tests/plan_world.o
-$(BUILD)/tests/plan $(BUILD)/tests/plan_real $(BUILD)/tests/plan_fanout $(BUILD)/tests/simulate: \
+$(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_real $(BUILD)/tests/plan_fanout $(BUILD)/tests/simulate: \
 	$(BUILD)/tests/plan_pair_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a

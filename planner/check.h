@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to the checker (check.c, check_loops.c, account.c).  It shares no arithmetic with what
+ * Private to the checker (check*.c, follow.c, account.c).  It shares no arithmetic with what
  * plans: it reads forms element by element (by lines where that is the same), keeps an account
  * of bytes, and looks at every layer that a plan takes for alike.
  */
@@ -50,6 +50,7 @@ struct spot_param {
 	uint32_t piece; /* met last: tried first */
 };
 
+/* ---- follow.c */
 /*
  * Follows a part from its first element to its last: each source element must be the canonical
  * element that the target's is.  Writes what the target gets into account (NULL: no account).
@@ -71,6 +72,12 @@ bool account_same_tensor(const struct spot_param *spot, const struct piece *piec
 /* The piece that has an element, or NULL. */
 const struct piece *account_find(struct spot_param *spot, uint64_t x);
 
+/* Fills as many reaches as the form has pieces, by lo. */
+void account_reach(const struct form *form, struct reach *list);
+
+/* ---- account.c */
+/* Adds a claim, joined to the last one where it goes on along one dim; account may be NULL. */
+int account_add(struct account *account, const struct claim *claim);
 /* What is wrong with a receiver's account, or NULL: the first claim or piece that it is about.
  * Only params that some kind touches are looked at. */
 const char *account_fault(struct account *account, const struct peer *mine, struct claim *at_out);
@@ -86,9 +93,6 @@ int account_form_overlaps(const struct form *form);
  * the caller's to release. */
 int account_form_stretches(const struct form *form, struct vec *list);
 
-/* Fills as many reaches as the form has pieces, by lo. */
-void account_reach(const struct form *form, struct reach *list);
-
 struct checking {
 	const struct plan *plan;
 	struct findings *findings;
@@ -103,6 +107,7 @@ struct checking {
 	struct account fed, forwarded; /* of written: what feeds; and what is sent on */
 };
 
+/* ---- check_peers.c */
 /* The rank's params; NULL and an error. */
 struct peer *check_peer(struct checking *checking, enum side side, uint32_t rank);
 /* The param's name, for a sentence. */
@@ -110,6 +115,9 @@ const char *check_param_name(struct checking *checking, const struct peer *peer,
 enum side check_side(const struct plan *plan, uint32_t member, uint32_t *rank_out);
 /* What a member's params are of. */
 struct peer *check_member_peer(struct checking *checking, uint32_t member);
+/* Turns a spot to a param. */
+int check_spot(struct checking *checking, struct spot_param *spot, struct peer *peer,
+	       uint32_t param);
 
 /* ---- check_scales.c */
 /* A scale as its sender makes it: the whole canonical scale, row-major. */

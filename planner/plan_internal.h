@@ -3,7 +3,8 @@
  * What the planning half keeps for itself.  The way of a plan, each step a file:
  *
  *   layers.c    which layers are alike: one of them is planned, the others are repeated
- *   match.c     canonical tensors of both sides become units; what each rank holds of a unit
+ *   units.c     canonical tensors of both sides become units
+ *   match.c     what each rank holds of a unit
  *   scales.c    who can send the scales of what is quantized on the way
  *   fanout.c    what ranks hold alike: the slice that each gets from trainers, and the forwards
  *   geometry.c  source boxes of a unit become cells with holder sets, cut by target boxes: atoms
@@ -353,15 +354,11 @@ static inline uint32_t layers_move(const struct plan *plan, enum side side, uint
 	return param + (places[to] - places[from]) * each;
 }
 
-/* ---- match.c */
-
+/* ---- units.c */
 /* Numbers families and units, and where each tensor rule stands. */
 int match_units(struct planning *planning, struct ws_error *err);
-/* Finds the pattern of each unit.  Findings "shape", "doubled". */
-int match_make(struct planning *planning, struct ws_error *err);
-/* The rank's holdings of a unit, in walk order; *count_out may be 0. */
-int match_holdings(struct planning *planning, enum side side, uint32_t rank, uint32_t unit,
-		   const struct holding **first_out, uint32_t *count_out, struct ws_error *err);
+/* NONE where the layer or the expert is beyond what the family's rules span. */
+uint32_t match_family_unit(const struct family *family, int32_t layer, int32_t expert);
 /* The unit's family, layer and expert. */
 const struct family *match_unit(const struct planning *planning, uint32_t unit, int32_t *layer,
 				int32_t *expert);
@@ -371,6 +368,13 @@ uint32_t match_unit_of(const struct planning *planning, const struct side_index 
 /* "model.layers.3.mlp.gate_proj.weight" */
 const char *match_unit_name(const struct planning *planning, uint32_t unit, char *out,
 			    size_t bytes);
+
+/* ---- match.c */
+/* Finds the pattern of each unit.  Findings "shape", "doubled". */
+int match_make(struct planning *planning, struct ws_error *err);
+/* The rank's holdings of a unit, in walk order; *count_out may be 0. */
+int match_holdings(struct planning *planning, enum side side, uint32_t rank, uint32_t unit,
+		   const struct holding **first_out, uint32_t *count_out, struct ws_error *err);
 
 /* One piece met on a walk through all that a rank holds in the layers planned. */
 struct visit {

@@ -7,7 +7,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "planner/source.h"
 #include "tests/plan_pair.h"
 #include "tests/test.h"
 
@@ -414,81 +413,6 @@ START_TEST(another_shape_and_another_model_are_refused)
 }
 END_TEST
 
-START_TEST(a_quantization_scheme_is_refused_by_name)
-{
-	struct pair_world pair;
-
-	pair_open(
-		&pair, W("[10,6]"), 1, WHOLE, 1,
-		"\"schemes\":{\"fp8-block\":{\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\",\"scale\":\"f32\"}},"
-		"\"params\":[{\"p\":\"w\",\"q\":\"fp8-block\",\"x\":[\"t\",\"w\"]}]");
-	struct plan_source source = {.manifest = {pair.manifests[0], pair.manifests[1]}};
-	ck_fails(plan_source_make(&source, &pair.input, 0, &pair.err), -ENOTSUP, pair.err);
-	ck_assert_ptr_nonnull(strstr(pair.err.text, "scheme 'fp8-block', which isn't built yet"));
-	ck_assert_ptr_null(source.plan);
-	pair_close(&pair);
-}
-END_TEST
-
-#define FP8_SCHEME                                                                             \
-	"\"schemes\":{\"fp8-block\":{\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\"," \
-	"\"scale\":\"f32\"}},"
-#define FP8_WHOLE                                                                       \
-	FP8_SCHEME "\"params\":[{\"p\":\"w\",\"q\":\"fp8-block\",\"dtype\":\"f8e4m3\"," \
-		   "\"scale\":\"w_scale_inv\",\"x\":[\"t\",\"w\"]}]"
-
-/* Rows of 3 trainers end inside blocks: 0:200, 200:400, 400:600 under blocks of 128. */
-START_TEST(codes_come_from_every_holder_and_each_scale_from_one)
-{
-	struct pair_world pair;
-	uint64_t scale_bytes = 0;
-	uint32_t bucket = UINT32_MAX;
-
-	pair_open(&pair, W("[600,256]"), 3, PARAM("[\"s\",[\"t\",\"w\"],0,\"n\"]"), 2, FP8_WHOLE);
-	struct plan *all = pair_plan(&pair, PLAN_ALL);
-	ck_ok(plan_check(all, &pair.findings, &pair.err), pair.err);
-	ck_assert_uint_eq(plan_totals(all)->boxes, 6);
-	ck_assert_uint_eq(plan_totals(all)->scale_bytes, 2 * 5 * 2 * 4);
-	ck_assert_uint_eq(plan_totals(all)->bytes, 2 * (600 * 256 + 5 * 2 * 4));
-	ck_assert_uint_eq(plan_bucket_count(all), 1);
-	plan_free(all);
-	struct plan *plan = pair_plan(&pair, 3);
-	ck_ok(plan_check(plan, &pair.findings, &pair.err), pair.err);
-	struct plan_cursor cursor = {0};
-	struct plan_copy copy;
-	while (plan_next_receive(plan, &cursor, &copy)) {
-		ck_assert(bucket == UINT32_MAX || copy.bucket == bucket);
-		bucket = copy.bucket;
-		ck_assert(copy.gather);
-		for (uint32_t i = 0; i < copy.part_count; i++) {
-			const struct plan_part *part = &copy.parts[i];
-			ck_assert(part->scale != part->quantized);
-			ck_assert_int_eq(part->to, part->scale ? WS_F32 : WS_F8_E4M3);
-			ck_assert_uint_eq(part->dst_param, part->scale ? 1 : 0);
-			/* the canonical scale lies as the target's does */
-			ck_assert(!part->scale || part->src_offset == part->dst_offset);
-			scale_bytes += part->scale ? part->extent[0] * 4 : 0;
-		}
-	}
-	ck_assert_uint_eq(scale_bytes, 5 * 2 * 4);
-	plan_free(plan);
-	pair_close(&pair);
-}
-END_TEST
-
-START_TEST(codes_are_made_of_floats_only)
-{
-	struct pair_world pair;
-	const char *codes = "\"params\":[{\"p\":\"w\",\"dtype\":\"f8e4m3\",\"x\":[\"t\",\"w\"]}]";
-
-	pair_open(&pair, W("[256,256]"), 1, codes, 1, FP8_WHOLE);
-	ck_assert_str_eq(pair_refused(&pair, "quant"),
-			 "'w_scale_inv' comes out of quantizing f32, bf16 or f16, and the "
-			 "trainer's weight is f8e4m3");
-	pair_close(&pair);
-}
-END_TEST
-
 START_TEST(a_ring_too_small_and_too_many_ops_are_refused)
 {
 	struct pair_world pair;
@@ -584,7 +508,6 @@ Suite *suite(void)
 	tcase_add_test(shapes, an_expert_twice_on_one_rank_is_sent_twice);
 	tcase_add_test(shapes, ranks_without_experts_hold_an_empty_stack);
 	tcase_add_test(shapes, explicit_rows_meet_rules);
-	tcase_add_test(shapes, codes_come_from_every_holder_and_each_scale_from_one);
 	tcase_add_test(shapes, duplicates_share_the_load_and_a_faster_nic_takes_more);
 	tcase_add_test(shapes, sources_that_overlap_in_part_cover_each_element_once);
 	tcase_add_test(refused, missing_rows_are_named);
@@ -593,8 +516,6 @@ Suite *suite(void)
 		a_tensor_that_only_the_target_has_is_missing_and_the_other_way_round_is_fine);
 	tcase_add_test(refused, an_undeclared_cast_and_one_that_cannot_be_are_refused);
 	tcase_add_test(refused, another_shape_and_another_model_are_refused);
-	tcase_add_test(refused, a_quantization_scheme_is_refused_by_name);
-	tcase_add_test(refused, codes_are_made_of_floats_only);
 	tcase_add_test(refused, a_ring_too_small_and_too_many_ops_are_refused);
 	tcase_add_test(refused, a_wrong_roster_or_member_is_refused);
 	tcase_add_test(refused, rules_survive_the_wire_and_bad_ones_do_not);
