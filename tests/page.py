@@ -2,7 +2,8 @@
 """What must be seen on the page of `weightsync plan --html`.
 
 page.py manifests T R                    writes a pair of manifests with hostile names, and one that is refused
-page.py PAGE DOM PLAN.json BROWSER.log   checks what a browser made of the page against `plan --json`
+page.py NAME BROWSER.log                 checks what a browser made of NAME.html (NAME.dom) against `plan --json`
+                                         (NAME.json) and `simulate --json` (NAME.played)
 """
 import json
 import sys
@@ -64,7 +65,7 @@ def exact(bytes_):
     return "{:,}".format(bytes_).replace(",", "\u202f")
 
 
-def check_plan(seen, plan, done):
+def check_plan(seen, plan, played, done):
     trainers, rollouts = plan["trainers"], plan["members"] - plan["trainers"]
     assert seen.number("matrix", "columns") == trainers and seen.number("matrix", "rows") == rollouts
     assert seen.number("matrix", "cells") == trainers * rollouts, "a cell for each pair of ranks"
@@ -76,7 +77,9 @@ def check_plan(seen, plan, done):
     assert seen.number("senders", "most") * nics == plan["senders"]["bytes_max"]
     assert seen.number("receivers", "least") * nics == plan["receivers"]["bytes_min"]
     assert exact(plan["total_bytes"]) in seen.text["figures"], "the exact sum is on the page"
-    for name in ("matrix", "senders", "receivers", "buckets"):
+    assert seen.number("timeline", "lanes") == plan["members"] == len(done["tables"]["timeline"]) - 1
+    assert abs(seen.number("timeline", "predicted") - played["predicted_s"]) < 1e-6, "as simulate says"
+    for name in ("matrix", "senders", "receivers", "timeline", "buckets"):
         picture = done["pictures"][name]
         assert picture["whole"] > 500, "drawn"
         assert 0.97 < picture["again"] / picture["whole"] < 1.03, "the same after a closer look"
@@ -98,8 +101,14 @@ def check_refused(seen, done):
     assert "Refused: %d faults" % len(faults) in seen.text["verdict"]
 
 
+def read(name):
+    with open(name, encoding="utf-8") as file:
+        return file.read()
+
+
 def main():
-    page, dom, plan, log = (open(name, encoding="utf-8", errors="replace").read() for name in sys.argv[1:5])
+    name = sys.argv[1]
+    page, dom, plan, log = (read(file) for file in (name + ".html", name + ".dom", name + ".json", sys.argv[2]))
     assert log == "", "the console says: " + log
     for word in ("http:", "https:", "src=", "url(", "@import", "fetch("):
         assert word not in page.replace(HOSTILE, "").replace("img src=x", ""), "the page reaches out: " + word
@@ -107,13 +116,13 @@ def main():
     assert seen.attributes["body"].get("data-shown") == "yes", "the page's script came to its end"
     assert seen.scripts == 3 and seen.images == 0, "a name became HTML"
     done = json.loads(seen.attributes["body"]["data-seen"])
-    if "many" in sys.argv[1] or "refused" in sys.argv[1]:
+    if name != "two_ranks":
         assert seen.text["model"] == "model " + HOSTILE, seen.text["model"]
-    if plan:
-        check_plan(seen, json.loads(plan), done)
+    if name != "refused":
+        check_plan(seen, json.loads(plan), json.loads(read(name + ".played")), done)
     else:
         check_refused(seen, done)
-    print("ok page: %s: pictures, tables and sums as in the plan, nothing said on the console" % sys.argv[1][:-5])
+    print("ok page: %s: pictures, tables and sums as in the plan, nothing said on the console" % name)
 
 
 if sys.argv[1] == "manifests":

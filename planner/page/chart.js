@@ -95,6 +95,11 @@ class Chart {
 		return {x: Math.floor(x0 + x * (x1 - x0)), y: Math.floor(y0 + y * (y1 - y0))};
 	}
 
+	// How many cells an arrow moves.
+	stepX() {
+		return 1;
+	}
+
 	// ---- What is shown.
 
 	show(view) {
@@ -233,8 +238,8 @@ class Chart {
 	// ---- Keyboard.
 
 	key(event) {
-		const step = event.shiftKey ? 10 : 1;
-		const moves = {ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, -step], ArrowDown: [0, step],
+		const step = event.shiftKey ? 10 : 1, aside = step * this.stepX();
+		const moves = {ArrowLeft: [-aside, 0], ArrowRight: [aside, 0], ArrowUp: [0, -step], ArrowDown: [0, step],
 			       Home: [-Infinity, 0], End: [Infinity, 0], PageUp: [0, -Infinity], PageDown: [0, Infinity]};
 		if (moves[event.key] && !event.ctrlKey && !event.altKey)
 			this.move(...moves[event.key]);

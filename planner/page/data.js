@@ -76,6 +76,10 @@ function both(bytes) {
 	return `${short(bytes)} (${exact(bytes)} bytes)`;
 }
 
+function seconds(time, digits = 4) {
+	return time < 0.1 ? `${(time * 1000).toPrecision(digits)}\u00a0ms` : `${time.toPrecision(digits)}\u00a0s`;
+}
+
 // A ratio to the mean, as exact as it is near 1.
 function times(value, mean) {
 	return mean > 0 ? (value / mean).toFixed(3) : '1.000';

@@ -31,7 +31,7 @@ function showFigures() {
 		`${times(max, mean)} \u00d7 the mean of ${plural(count, word)}`;
 	add('Bytes of one update', short(plan.total_bytes), `${exact(plan.total_bytes)} bytes`);
 	if (simulation)
-		add('Simulated update', seconds(simulation.predicted_s), `${simulation.ratio.toFixed(3)} \u00d7 the floor`);
+		add('Simulated update', seconds(simulation.predicted_s), `${simulation.ratio < 100 ? simulation.ratio.toFixed(3) : exact(simulation.ratio)} \u00d7 the floor`);
 	add('Busiest sender', short(plan.senders.bytes_max), busiest(plan.senders, 'trainer'));
 	add('Busiest receiver', short(plan.receivers.bytes_max), busiest(plan.receivers, 'rollout rank'));
 	add('Idle senders', exact(plan.senders_idle), `of ${plural(plan.trainers, 'trainer')}`);

@@ -30,10 +30,6 @@ function unpackLanes(packed, members) {
 const onNics = ['write', 'forward', 'receive'];
 const levels = [{}, {alpha: 0.3, words: ' now and then'}, {alpha: 0.65, words: ' most of the time'}, {alpha: 1, words: ''}];
 
-function seconds(time) {
-	return `${time.toFixed(3)}\u00a0s`;
-}
-
 class Timeline extends Chart {
 	constructor(figure, simulation) {
 		super(figure, simulation.ticks, data.plan.members, 'Point to a lane to read it.');
@@ -47,6 +43,11 @@ class Timeline extends Chart {
 
 	size(width) {
 		return {width, height: Math.min(this.whole.y1 * 26, 540)};
+	}
+
+	// Ticks are too small to be stepped through one by one.
+	stepX() {
+		return Math.max(1, Math.round((this.view.x1 - this.view.x0) / 200));
 	}
 
 	timeOf(tick) {
@@ -69,7 +70,7 @@ class Timeline extends Chart {
 			const run = runs.find(({begin, end: until}) => begin <= x && x < until);
 			return run ? [name + levels[run.level].words] : [];
 		});
-		return `${memberName(y)} at ${seconds(this.timeOf(x))}: ${now.join(', ') || 'idle'}; ` +
+		return `${memberName(y)} at ${seconds(this.timeOf(x), 6)}: ${now.join(', ') || 'idle'}; ` +
 		       `done at ${seconds(end[y])}, its NICs need ${seconds(floor[y])}`;
 	}
 
@@ -117,10 +118,9 @@ class Timeline extends Chart {
 		pen.textAlign = 'center';
 		pen.textBaseline = 'top';
 		const list = ticks(this.timeOf(x0), this.timeOf(x1), plot.width / 90);
-		const digits = Math.max(1, Math.ceil(-Math.log10((list[1] || 1) - (list[0] || 0)) - 1e-9));
 		for (const time of list) {
 			pen.fillRect(this.pixelX(this.tickOf(time)), plot.top + plot.height, 1, 4);
-			pen.fillText(`${time.toFixed(digits)} s`, this.pixelX(this.tickOf(time)), plot.top + plot.height + 7);
+			pen.fillText(tickSeconds(time, list), this.pixelX(this.tickOf(time)), plot.top + plot.height + 7);
 		}
 		pen.textAlign = 'right';
 		pen.textBaseline = 'middle';
@@ -155,6 +155,13 @@ class Timeline extends Chart {
 			rimmedText(pen, `${name} ${seconds(time)}`, x + (right ? 6 : -6), top);
 		});
 	}
+}
+
+// As many digits as the ticks are apart.
+function tickSeconds(time, list) {
+	const unit = list.at(-1) < 0.1 ? 1000 : 1;
+	const apart = list.length > 1 ? (list[1] - list[0]) * unit : 1;
+	return `${(time * unit).toFixed(Math.max(0, Math.ceil(-Math.log10(apart) - 1e-9)))}\u00a0${unit === 1 ? 's' : 'ms'}`;
 }
 
 // The legend is also a choice: phases can be left out.
