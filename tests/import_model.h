@@ -1,73 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The small model of tests/dumps (config.json there), and what tests of importers do with it.
- */
+/* What tests of importers do with the small model. */
 #ifndef IMPORT_MODEL_H
 #define IMPORT_MODEL_H
 
 #include <stdio.h>
 #include <string.h>
 
-#include "planner/planner.h"
 #include "tests/test.h"
-
-static const struct {
-	const char *name;
-	uint64_t dim[2];
-} tiny_tensors[] = {
-	{"model.embed_tokens.weight", {1000, 40}},
-	{"model.norm.weight", {40}},
-	{"lm_head.weight", {1000, 40}},
-	{"model.layers.%d.input_layernorm.weight", {40}},
-	{"model.layers.%d.post_attention_layernorm.weight", {40}},
-	{"model.layers.%d.self_attn.q_proj.weight", {64, 40}},
-	{"model.layers.%d.self_attn.k_proj.weight", {32, 40}},
-	{"model.layers.%d.self_attn.v_proj.weight", {32, 40}},
-	{"model.layers.%d.self_attn.o_proj.weight", {40, 64}},
-	{"model.layers.%d.self_attn.q_norm.weight", {16}},
-	{"model.layers.%d.self_attn.k_norm.weight", {16}},
-	{"model.layers.%d.mlp.gate.weight", {8, 40}},
-	{"model.layers.%d.mlp.experts.%d.gate_proj.weight", {24, 40}},
-	{"model.layers.%d.mlp.experts.%d.up_proj.weight", {24, 40}},
-	{"model.layers.%d.mlp.experts.%d.down_proj.weight", {40, 24}},
-};
-
-static inline void tiny_add(struct arena *arena, struct tensor_listing *list, uint32_t *count,
-			    size_t which, int layer, int expert, enum ws_dtype dtype)
-{
-	struct tensor_listing *tensor = &list[(*count)++];
-	const uint64_t *dim = tiny_tensors[which].dim;
-	*tensor = (struct tensor_listing){
-		.dtype = dtype, .dim_count = dim[1] == 0 ? 1 : 2, .dim = {dim[0], dim[1]}};
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wformat-nonliteral"
-	tensor->name = arena_text(arena, tiny_tensors[which].name, layer, expert);
-#pragma GCC diagnostic pop
-	ck_assert_ptr_nonnull(tensor->name);
-}
-
-static inline struct model *tiny_model(void)
-{
-	struct tensor_listing list[256];
-	struct arena arena = {0};
-	struct model *model;
-	struct ws_error err = {0};
-	void *config;
-	size_t bytes;
-	uint32_t count = 0;
-	for (size_t i = 0; i < ARRAY_SIZE(tiny_tensors); i++) {
-		bool layers = strstr(tiny_tensors[i].name, "%d") != NULL;
-		bool experts = strstr(tiny_tensors[i].name, "experts") != NULL;
-		for (int l = 0; l < (layers ? 4 : 1); l++)
-			for (int e = 0; e < (experts ? 8 : 1); e++)
-				tiny_add(&arena, list, &count, i, l, e, WS_BF16);
-	}
-	ck_ok(file_read("tests/dumps/config.json", 1u << 16, &config, &bytes, &err), err);
-	ck_ok(model_from_tensors(&model, "tiny", config, bytes, list, count, &err), err);
-	mem_free(config);
-	arena_release(&arena);
-	return model;
-}
+#include "tests/tiny_model.h"
 
 /* Imports a dump's text; a refusal fails the test with its sentence. */
 static inline struct manifest *import_good(const struct model *model, const char *from,

@@ -135,6 +135,7 @@ check() {
 	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined
 	part "the same under asan+ubsan" programs build-address,undefined
+	part "corpora of the fuzzers, under asan+ubsan" scripts build-address,undefined fuzz_seeds
 }
 
 ci() {
