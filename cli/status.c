@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weightsync status: asks a run's hub who is in it and what they do. */
+#include <string.h>
+
 #include "cli/cli.h"
 #include "lib/hub/hub.h"
 
@@ -15,6 +17,32 @@ static void put_member(struct writer *out, const struct json *member)
 		json_text(member, "host", ""));
 }
 
+/* What goes on as a whole, and what keeps it from going on. */
+static void put_run(struct writer *out, const struct json *status)
+{
+	const char *state = json_text(status, "state", "?");
+	const char *last_error = json_text(status, "last_error", "");
+	const char *waits_for = json_text(status, "waits_for", "");
+	const struct json *replicas = json_get(status, "replicas");
+
+	write_format(out, "state %s  generation %lld  attempt %lld  version %lld\n", state,
+		     (long long)json_integer(status, "generation", 0),
+		     (long long)json_integer(status, "attempt", 0),
+		     (long long)json_integer(status, "version", 0));
+	if (last_error[0] != '\0')
+		write_format(out, "last error: %s\n", last_error);
+	if (strcmp(state, "ended") == 0)
+		return;
+	if (waits_for[0] != '\0')
+		write_format(out, "waits: %s\n", waits_for);
+	for (const struct json *at = replicas ? replicas->first : NULL; at != NULL; at = at->next) {
+		const char *why = json_text(at, "error", "");
+		if (why[0] != '\0')
+			write_format(out, "replica %lld: %s\n",
+				     (long long)json_integer(at, "replica", 0), why);
+	}
+}
+
 /* The hub answers in JSON; a person gets a table. */
 static int put_table(struct writer *out, const struct writer *answer, struct ws_error *err)
 {
@@ -24,14 +52,7 @@ static int put_table(struct writer *out, const struct writer *answer, struct ws_
 
 	int rc = json_parse(&arena, answer->bytes, answer->count, &limits, &status, err);
 	if (rc == 0) {
-		write_format(out, "state %s  generation %lld  attempt %lld  version %lld\n",
-			     json_text(status, "state", "?"),
-			     (long long)json_integer(status, "generation", 0),
-			     (long long)json_integer(status, "attempt", 0),
-			     (long long)json_integer(status, "version", 0));
-		const char *last_error = json_text(status, "last_error", "");
-		if (last_error[0] != '\0')
-			write_format(out, "last error: %s\n", last_error);
+		put_run(out, status);
 		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %s\n", "member", "state", "version",
 			     "sent", "received", "host");
 		const struct json *members = json_get(status, "members");

@@ -15,7 +15,7 @@
 /* What rank 0 prints of one version. */
 struct outcome {
 	const struct ws_report *report;
-	uint64_t bytes;		      /* of all receivers */
+	uint64_t bytes;		      /* that the replicas have received */
 	uint64_t verified, different; /* by all rollout ranks */
 	uint32_t verified_ranks;
 	const struct ws_error *error; /* of the push */
@@ -124,25 +124,6 @@ static int put_line(const struct outcome *outcome)
 	return status;
 }
 
-/* Bytes that one update moves: what every rank of a replica receives, over all replicas. */
-static int count_bytes(const struct job *job, uint64_t *bytes_out, struct ws_error *err)
-{
-	uint64_t bytes = 0;
-	int rc = 0;
-	for (uint32_t rank = 0;
-	     rc == 0 && job->rollout != NULL && rank < manifest_world(job->rollout); rank++) {
-		struct arena arena = {0};
-		struct rank_params params;
-		rc = manifest_params(job->rollout, rank, &arena, &params, err);
-		for (uint32_t i = 0; rc == 0 && i < params.count; i++)
-			bytes += params.params[i].form->covered_count *
-				 ws_dtype_bytes(params.params[i].dtype);
-		arena_release(&arena);
-	}
-	*bytes_out = bytes * job->replicas;
-	return rc;
-}
-
 /* Waits until every rollout rank has said what it found in this version. */
 static int wait_verified(struct ws_trainer *trainer, const struct job *job, struct outcome *outcome,
 			 struct ws_error *err)
@@ -176,11 +157,11 @@ static bool is_live(const struct ws_report *report)
 
 /* *again_out: it failed in a way that another push of the same version may mend. */
 static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version,
-			uint64_t bytes, uint64_t *verified_total, bool *again_out)
+			uint64_t *verified_total, bool *again_out)
 {
 	struct ws_error err = {0};
 	struct ws_report report = {0};
-	struct outcome outcome = {.report = &report, .bytes = bytes, .error = &err};
+	struct outcome outcome = {.report = &report, .error = &err};
 
 	*again_out = false;
 	int rc = ws_trainer_push_begin(trainer, version, job->deadline_ms, &err);
@@ -189,6 +170,8 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 		*again_out = rc != 0 && rc != -ECANCELED && !is_live(&report);
 	}
 	report.version = version;
+	for (uint32_t i = 0; i < report.replica_count; i++)
+		outcome.bytes += report.replicas[i].bytes;
 	if (rc == 0 && job->rank == 0 && job->verify)
 		rc = wait_verified(trainer, job, &outcome, &err);
 	int status = EXIT_OK;
@@ -212,14 +195,14 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
  * is the last.
  */
 static int push_until_live(struct ws_trainer *trainer, const struct job *job, uint64_t version,
-			   uint64_t bytes, uint64_t *verified_total, bool *failed)
+			   uint64_t *verified_total, bool *failed)
 {
 	int status = EXIT_OK;
 	bool again = true;
 	for (int i = 0; i < TRIES_MAX && again; i++) {
 		if (i > 0)
 			sleep_ns(TRY_AGAIN_NS);
-		status = push_version(trainer, job, version, bytes, verified_total, &again);
+		status = push_version(trainer, job, version, verified_total, &again);
 		*failed = *failed || status != EXIT_OK;
 		again = again && job->keep_going && !stop_asked();
 	}
@@ -229,13 +212,10 @@ static int push_until_live(struct ws_trainer *trainer, const struct job *job, ui
 static int push_versions(struct ws_trainer *trainer, struct job *job,
 			 const struct rank_memory *memory)
 {
-	struct ws_error err = {0};
-	uint64_t bytes = 0, verified = 0, present = 0;
+	uint64_t verified = 0, present = 0;
 	int status = EXIT_OK;
 	bool failed = false;
 
-	if (job->rank == 0 && count_bytes(job, &bytes, &err) != 0)
-		return say_failure(&err);
 	for (uint32_t i = 0; i < job->updates && status == EXIT_OK; i++) {
 		uint64_t version = job->first_version + i;
 		if (i > 0 && job->interval_ms > 0)
@@ -244,7 +224,7 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 			change_params(memory, job->trainer, job->rank, present, version);
 			present = version;
 		}
-		status = push_until_live(trainer, job, version, bytes, &verified, &failed);
+		status = push_until_live(trainer, job, version, &verified, &failed);
 		if (stop_asked())
 			return EXIT_FAILED;
 	}

@@ -58,7 +58,7 @@ void describe_tick(struct progress *progress)
 		member_name(seat->id, name);
 		ws_fail(&why, -ESTALE, "%s describes itself again", name);
 		replica_describes(progress, (i - trainers) / progress->options.replica_ranks);
-		seat_lose(progress, i, &why);
+		seat_release(progress, i, &why);
 		progress->changed = true;
 	}
 }

@@ -164,6 +164,13 @@ void seat_lose(struct progress *progress, uint32_t number, const struct ws_error
 		replica_drop(progress, (number - trainers) / progress->options.replica_ranks, why);
 }
 
+void seat_release(struct progress *progress, uint32_t number, const struct ws_error *why)
+{
+	struct ws_error last = progress->last_error;
+	seat_lose(progress, number, why);
+	progress->last_error = last;
+}
+
 bool trainer_has_joined(const struct progress *progress, const struct seat *seat)
 {
 	const struct beat_up *up = &seat->up;

@@ -195,6 +195,8 @@ void replica_drop(struct progress *progress, uint32_t index, const struct ws_err
 void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why);
 /* A member is lost: its replica is dropped, or the trainer and with it the attempt. */
 void seat_lose(struct progress *progress, uint32_t seat, const struct ws_error *why);
+/* The same, but nothing is wrong: it is no error that `status` shows. */
+void seat_release(struct progress *progress, uint32_t seat, const struct ws_error *why);
 void attempt_abort(struct progress *progress, const struct ws_error *why);
 bool attempt_is_open(const struct progress *progress);
 bool trainer_has_joined(const struct progress *progress, const struct seat *seat);

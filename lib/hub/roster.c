@@ -256,9 +256,14 @@ void progress_leave(struct progress *progress, uint64_t id, uint64_t incarnation
 		return;
 	struct ws_error why;
 	char name[MEMBER_NAME_BYTES];
+	bool normal = progress->is_ended || (number < progress->options.trainer_count &&
+					     !attempt_is_open(progress));
 	member_name(id, name);
 	ws_fail(&why, -ECONNRESET, "%s left the run", name);
-	seat_lose(progress, number, &why);
+	if (normal)
+		seat_release(progress, number, &why);
+	else
+		seat_lose(progress, number, &why);
 	progress->seats[number].left = true;
 }
 
