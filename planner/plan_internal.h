@@ -13,7 +13,8 @@
  *               kind
  *   boxes.c     the boxes of one kind that the planned member sends or receives
  *   shape.c     the boxes of one (sender, receiver, kind) become a segment of copies
- *   plan.c      runs them kind by kind and puts the segments together
+ *   pairs.c     lays each pair's segments out, bucket by bucket
+ *   plan.c      runs all that
  *   walk.c      reads the plan: segments are repeated bucket by bucket while they are walked
  *
  * The cost of a plan is that of the boxes of layers that differ: 61 layers of Kimi-K2 in 8
@@ -467,6 +468,13 @@ bool box_dense(const struct box *box, const struct piece *piece);
 /* ---- report.c: "1.234 GB" */
 #define BYTES_TEXT 16
 const char *bytes_text(uint64_t bytes, char *out, size_t room);
+
+/* ---- pairs.c */
+struct pair_state *pairs_find(struct planning *planning, uint32_t sender, uint32_t receiver);
+/* Sorts the pairs and lays each out.  Finding "ops". */
+int pairs_end(struct planning *planning, struct ws_error *err);
+/* What self sends and receives among the pairs, and where a walk puts a copy's parts. */
+int pairs_index(struct plan *plan);
 
 /* ---- walk.c */
 /* Over all copies of a segment, and over all that both ends of a pair must agree on. */
