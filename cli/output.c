@@ -9,9 +9,26 @@
 
 #include "cli/cli.h"
 
+void say(const char *format, ...)
+{
+	/* One write: lines of several ranks must not mix. */
+	char line[1024];
+	va_list args;
+	va_start(args, format);
+	int length = vsnprintf(line, sizeof(line) - 1, format, args);
+	va_end(args);
+	if (length < 0)
+		return;
+	error_drop_repeats(line);
+	size_t used = MIN(strlen(line), sizeof(line) - 2);
+	line[used++] = '\n';
+	line[used] = '\0';
+	fputs(line, stderr);
+}
+
 int say_failure(const struct ws_error *err)
 {
-	fprintf(stderr, "weightsync: %s\n", err->text);
+	say("weightsync: %s", err->text);
 	return EXIT_FAILED;
 }
 
@@ -24,22 +41,6 @@ int say_usage(const struct command *command, const char *format, ...)
 	va_end(args);
 	fprintf(stderr, "weightsync: %s; see weightsync %s --help\n", text, command->name);
 	return EXIT_USAGE;
-}
-
-void say(const char *format, ...)
-{
-	/* One write: lines of several ranks must not mix. */
-	char line[1024];
-	va_list args;
-	va_start(args, format);
-	int length = vsnprintf(line, sizeof(line) - 1, format, args);
-	va_end(args);
-	if (length < 0)
-		return;
-	size_t used = MIN((size_t)length, sizeof(line) - 2);
-	line[used++] = '\n';
-	line[used] = '\0';
-	fputs(line, stderr);
 }
 
 int put_stdout(const struct writer *text)

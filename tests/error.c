@@ -84,6 +84,33 @@ START_TEST(a_name_from_outside_cannot_forge_a_line)
 }
 END_TEST
 
+static const struct {
+	const char *said, *heard;
+} repeats[] = {
+	{"rollout 0.1: rollout 0.1: rollout 0.1 is taken by another",
+	 "rollout 0.1 is taken by another"},
+	{"weightsync: trainer 0: trainer 0's write failed", "weightsync: trainer 0's write failed"},
+	{"rollout 0.1: rollout 0.12 is taken", "rollout 0.1: rollout 0.12 is taken"},
+	{"rollout 0.1: rollout 0.1.2 is taken", "rollout 0.1: rollout 0.1.2 is taken"},
+	{"trainer 1: rollout 0.1: trainer 1 is late", "trainer 1: rollout 0.1: trainer 1 is late"},
+	{"a: a: a", "a"},
+	{"dtype: dtypes differ", "dtype: dtypes differ"},
+	{": : x", ": : x"},
+	{"", ""},
+};
+
+START_TEST(a_name_is_not_said_twice_in_a_row)
+{
+	struct ws_error err = {0};
+	ws_fail(&err, -EIO, "%s", repeats[_i].said);
+	ck_assert_str_eq(err.text, repeats[_i].heard);
+	ws_fail(&err, -EIO, "rollout 1.0's write failed");
+	ws_fail_in(&err, -EIO, "rollout %u.%u", 1, 0);
+	ws_fail_in(&err, -EIO, "rollout %u.%u", 1, 0);
+	ck_assert_str_eq(err.text, "rollout 1.0's write failed");
+}
+END_TEST
+
 START_TEST(findings_are_kept_in_order_and_counted)
 {
 	struct arena arena = {0};
@@ -182,6 +209,7 @@ Suite *suite(void)
 	tcase_add_test(tcase, a_long_sentence_is_cut_and_ends);
 	tcase_add_loop_test(tcase, a_cut_never_halves_a_character, 0, 9);
 	tcase_add_test(tcase, a_name_from_outside_cannot_forge_a_line);
+	tcase_add_loop_test(tcase, a_name_is_not_said_twice_in_a_row, 0, ARRAY_SIZE(repeats));
 	tcase_add_test(tcase, findings_are_kept_in_order_and_counted);
 	tcase_add_test(tcase, findings_that_differ_in_numbers_are_folded);
 	tcase_add_test(tcase, a_check_without_memory_still_fails);

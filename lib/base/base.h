@@ -62,6 +62,10 @@ void arena_release(struct arena *arena); /* all at once; may be called again */
 /* ------------------------------------------------------------------------------------------
  * error.c: a list of findings: what a check says when one sentence isn't enough.
  */
+/* "rollout 0.1: rollout 0.1 is taken" becomes "rollout 0.1 is taken", wherever a part of a sentence
+ * before ": " is said again right behind it.  In place; ws_fail does it to every sentence. */
+void error_drop_repeats(char *text);
+
 struct finding {
 	struct finding *next;
 	const char *kind;  /* a stable word: "missing", "doubled", "shape", "dtype", ...; static */

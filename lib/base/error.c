@@ -7,6 +7,7 @@
 #include "lib/base/base.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,6 +33,29 @@ static void make_one_line(char *text, size_t room)
 			*at = '?';
 }
 
+/* Whether the text begins with these bytes, and no longer name does. */
+static bool begins_with(const char *text, const char *name, size_t bytes)
+{
+	char next;
+	if (strncmp(text, name, bytes) != 0)
+		return false;
+	next = text[bytes];
+	return !isalnum((unsigned char)next) && next != '_' && next != '-' && next != '/' &&
+	       (next != '.' || !isalnum((unsigned char)text[bytes + 1]));
+}
+
+void error_drop_repeats(char *text)
+{
+	char *part = text;
+	for (char *end = strstr(part, ": "); end != NULL; end = strstr(part, ": ")) {
+		size_t bytes = (size_t)(end - part);
+		if (bytes > 0 && begins_with(end + 2, part, bytes))
+			memmove(part, end + 2, strlen(end + 2) + 1);
+		else
+			part = end + 2;
+	}
+}
+
 int ws_fail(struct ws_error *err, int code, const char *format, ...)
 {
 	if (err == NULL)
@@ -42,6 +66,7 @@ int ws_fail(struct ws_error *err, int code, const char *format, ...)
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
 	make_one_line(text, sizeof(text));
+	error_drop_repeats(text);
 	memcpy(err->text, text, sizeof(text));
 	err->code = code;
 	return code;
@@ -65,6 +90,7 @@ int ws_fail_in(struct ws_error *err, int code, const char *format, ...)
 	}
 	text[used] = '\0';
 	make_one_line(text, sizeof(text));
+	error_drop_repeats(text);
 	memcpy(err->text, text, sizeof(text));
 	err->code = code;
 	return code;
