@@ -54,7 +54,7 @@ static struct node *random_cut(struct gen *gen, struct node *x, bool experts)
 {
 	const char *tp = experts ? "etp" : "tp", *dp = experts ? "etp" : "dp";
 
-	switch (gen_below(gen, 9)) {
+	switch (gen_below(gen, 12)) {
 	case 0:
 		return x;
 	case 1:
@@ -74,6 +74,18 @@ static struct node *random_cut(struct gen *gen, struct node *x, bool experts)
 	case 7:
 		return one(gen, (struct node){.op = PERMUTE, .perm = {1, 0}, .perm_count = 2},
 			   split(gen, EVEN, x, 0, tp, 1));
+	case 8: /* nested, with units that don't fit */
+		x = split(gen, CHUNK, x, gen_below(gen, 2), tp, 1 + gen_below(gen, 5));
+		return experts ? x
+			       : split(gen, CHUNK, x, gen_below(gen, 2), dp, 1 + gen_below(gen, 5));
+	case 9:
+		x = experts ? x : split(gen, CHUNK, x, 0, dp, 1 + gen_below(gen, 7));
+		x = one(gen, (struct node){.op = FLAT}, split(gen, CHUNK, x, 1, tp, 1));
+		return one(gen, (struct node){.op = PAD, .unit = 1 + gen_below(gen, 40)}, x);
+	case 10:
+		x = one(gen, (struct node){.op = FLAT}, x);
+		return split(gen, CHUNK, split(gen, CHUNK, x, 0, tp, 1), 0, experts ? "one" : dp,
+			     3);
 	default:
 		return split(gen, CHUNK, x, 1, dp, 1);
 	}
@@ -149,7 +161,9 @@ static void layout_attention(struct gen *gen, struct gen_layout *layout)
 static void layout_experts(struct gen *gen, struct gen_layout *layout)
 {
 	struct node *gate = t(gen, E "gate"), *up = t(gen, E "up"), *down = t(gen, E "down");
-	struct gen_param *added[3] = {0};
+	struct node *shared = t(gen, L "mlp.shared");
+	struct gen_param *added[4] = {0};
+	bool fused = false;
 
 	if (gen_below(gen, 3) == 0) {
 		added[0] = param_add(gen, layout, E "gate", random_cut(gen, gate, true), true,
@@ -167,15 +181,49 @@ static void layout_experts(struct gen *gen, struct gen_layout *layout)
 		struct node *w13 = one(gen, (struct node){.op = STACK}, pair);
 		struct node *w2 =
 			one(gen, (struct node){.op = STACK}, split(gen, EVEN, down, 1, "etp", 1));
-		if (gen_below(gen, 3) == 0)
-			w2 = split(gen, CHUNK, one(gen, (struct node){.op = STACK}, down), 1, "etp",
-				   1);
+		fused = gen_below(gen, 3) == 0;
+		if (fused) { /* the shared expert is the last slot */
+			struct node *last = one(gen, (struct node){.op = ONE},
+						split(gen, EVEN, shared, 1, "etp", 1));
+			w2 = node_new(
+				gen,
+				(struct node){.op = CONCAT, .child_count = 2, .child = {w2, last}});
+		} else if (gen_below(gen, 3) == 0) {
+			w2 = split(gen, CHUNK, one(gen, (struct node){.op = STACK}, down),
+				   gen_below(gen, 3), "etp", 1);
+		}
+		layout->each = (uint32_t)gen->expert_count / layout->ep + 1 + gen_below(gen, 2);
+		layout->each = gen_below(gen, 2) == 0 ? layout->each : 0;
 		added[0] = param_add(gen, layout, L "mlp.experts.w13", w13, true, E "gate");
 		added[1] = param_add(gen, layout, L "mlp.experts.w2", w2, true, E "down");
 	}
-	for (int i = 0; i < 3; i++)
+	if (!fused)
+		added[3] = param_add(gen, layout, L "mlp.shared", random_cut(gen, shared, true),
+				     true, L "mlp.shared");
+	for (int i = 0; i < 4; i++)
 		if (added[i] != NULL)
 			added[i]->mesh = "e";
+}
+
+/* Each layer's slots: every expert, then some again, shuffled. */
+static void layout_map(struct gen *gen, struct gen_layout *layout)
+{
+	uint32_t slots = layout->each * layout->ep, experts = (uint32_t)gen->expert_count;
+
+	layout->map = arena_array(&gen->arena, (size_t)slots * (size_t)gen->layer_count,
+				  sizeof(*layout->map));
+	assert(layout->map != NULL);
+	for (int32_t l = 0; l < gen->layer_count; l++) {
+		int32_t *row = layout->map + (size_t)l * slots;
+		for (uint32_t s = 0; s < slots; s++)
+			row[s] = (int32_t)(s < experts ? s : gen_below(gen, experts));
+		for (uint32_t s = slots; s > 1; s--) {
+			uint32_t with = gen_below(gen, s);
+			int32_t last = row[s - 1];
+			row[s - 1] = row[with];
+			row[with] = last;
+		}
+	}
 }
 
 static void layout_rest(struct gen *gen, struct gen_layout *layout)
@@ -195,10 +243,12 @@ static void layout_rest(struct gen *gen, struct gen_layout *layout)
 	if (gen_below(gen, 2) == 0) /* tied: the same tensor in a second param */
 		param_add(gen, layout, "model.tied", t(gen, "model.embed"), false, "model.embed");
 	param_add(gen, layout, L "o", random_cut(gen, t(gen, L "o"), false), true, L "o");
-	param_add(gen, layout, L "bias",
-		  gen_below(gen, 2) == 0 ? t(gen, L "bias")
-					 : split(gen, CHUNK, t(gen, L "bias"), 0, "dp", 1),
-		  true, L "bias");
+	struct node *bias = t(gen, L "bias");
+	if (gen_below(gen, 3) == 0)
+		bias = one(gen, (struct node){.op = ZERO, .axis = "tp"}, bias);
+	else if (gen_below(gen, 2) == 0)
+		bias = split(gen, CHUNK, bias, 0, "dp", 1);
+	param_add(gen, layout, L "bias", bias, true, L "bias");
 	switch (gen_below(gen, 4)) {
 	case 0:
 		cube = one(gen, (struct node){.op = PERMUTE, .perm = {2, 0, 1}, .perm_count = 3},
@@ -220,14 +270,14 @@ static void layout_rest(struct gen *gen, struct gen_layout *layout)
 
 static struct gen_layout *layout_make(struct gen *gen, enum gen_side side)
 {
-	static const uint32_t ways[] = {1, 2, 3, 4};
+	static const uint32_t ways[] = {1, 2, 3, 4, 6};
 	struct gen_layout *layout = arena_alloc(&gen->arena, sizeof(*layout));
 
 	assert(layout != NULL);
 	gen->layouts[side] = layout;
-	layout->pp = 1 + gen_below(gen, (uint32_t)MIN(gen->layer_count, 2));
-	layout->dp = ways[gen_below(gen, 4)];
-	layout->tp = ways[gen_below(gen, 4)];
+	layout->tp = ways[gen_below(gen, 5)];
+	layout->dp = ways[gen_below(gen, layout->tp > 3 ? 2 : 4)];
+	layout->pp = gen->layer_count > 1 && gen_below(gen, 4) == 0 ? 2 : 1;
 	uint32_t inner = layout->dp * layout->tp;
 	layout->etp = gen_below(gen, 2) == 0 ? 1 : layout->tp;
 	layout->ep = inner / layout->etp;
@@ -242,6 +292,9 @@ static struct gen_layout *layout_make(struct gen *gen, enum gen_side side)
 	}
 	layout_attention(gen, layout);
 	layout_experts(gen, layout);
+	layout->round_robin = layout->each == 0 && gen_below(gen, 2) == 0;
+	if (layout->each > 0)
+		layout_map(gen, layout);
 	layout_rest(gen, layout);
 	return layout;
 }
@@ -292,6 +345,7 @@ void gen_open(struct gen *gen, uint32_t seed)
 	tensor_add(gen, (struct gen_tensor){E "gate", kind, 2, {i, h}, true, true, 0, 0});
 	tensor_add(gen, (struct gen_tensor){E "up", kind, 2, {i, h}, true, true, 0, 0});
 	tensor_add(gen, (struct gen_tensor){E "down", kind, 2, {h, i}, true, true, 0, 0});
+	tensor_add(gen, (struct gen_tensor){L "mlp.shared", kind, 2, {h, i}, true, false, 0, 0});
 	tensor_add(gen, (struct gen_tensor){"head", kind, 2, {12, h}, false, false, 0, 0});
 	layout_make(gen, GEN_TRAINER);
 	layout_make(gen, GEN_ROLLOUT);
@@ -314,8 +368,8 @@ static void print_list(struct writer *out, const uint32_t *list, uint32_t count)
 
 static void print_node(struct gen *gen, struct writer *out, const struct node *x)
 {
-	static const char *const letters[] = {"t", "s", "s", "s",  "c", "g",
-					      "p", "k", "x", "fl", "r", "il"};
+	static const char *const letters[] = {"t", "s", "s",  "s", "c",	 "g", "p",
+					      "k", "x", "fl", "r", "il", "k", "z"};
 
 	write_format(out, "[\"%s\"", letters[x->op]);
 	if (x->op == T)
@@ -324,8 +378,8 @@ static void print_node(struct gen *gen, struct writer *out, const struct node *x
 		write_format(out, ",%" PRIu32, x->dim);
 	if (x->op == GROUP)
 		write_format(out, ",%" PRIu32, x->groups);
-	if (x->op == STACK)
-		write_format(out, ",\"E\"");
+	if (x->op == STACK || x->op == ONE)
+		write_format(out, x->op == ONE ? ",1" : ",\"E\"");
 	for (uint32_t i = 0; i < x->child_count; i++) {
 		write_format(out, ",");
 		print_node(gen, out, x->child[i]);
@@ -352,11 +406,15 @@ static void print_node(struct gen *gen, struct writer *out, const struct node *x
 	case SWAP:
 		write_format(out, ",0,%" PRIu32 ",%" PRIu32 ",%" PRIu32, x->unit, x->lo, x->hi);
 		break;
+	case ZERO:
+		write_format(out, ",\"%s\"", x->axis);
+		break;
 	case T:
 	case CONCAT:
 	case GROUP:
 	case STACK:
 	case FLAT:
+	case ONE:
 		break;
 	}
 	write_format(out, "]");
@@ -381,6 +439,27 @@ static void print_tensors(const struct gen *gen, struct writer *out)
 	write_format(out, "],");
 }
 
+static void print_experts(const struct gen *gen, struct writer *out, const struct gen_layout *l)
+{
+	write_format(out, "\"experts\":{\"axis\":\"ep\"");
+	if (l->round_robin)
+		write_format(out, ",\"place\":\"round_robin\"");
+	if (l->each > 0)
+		write_format(out, ",\"map_layers\":[0,%" PRId32 "],\"map\":[", gen->layer_count);
+	for (int32_t layer = 0; l->each > 0 && layer < gen->layer_count; layer++) {
+		write_format(out, layer == 0 ? "[" : ",[");
+		for (uint32_t s = 0; s < l->each * l->ep; s++)
+			write_format(out, "%s%" PRId32 "%s",
+				     s == 0		? "["
+				     : s % l->each == 0 ? ",["
+							: ",",
+				     l->map[(uint32_t)layer * l->each * l->ep + s],
+				     s % l->each + 1 == l->each ? "]" : "");
+		write_format(out, "]");
+	}
+	write_format(out, "%s},", l->each > 0 ? "]" : "");
+}
+
 const char *gen_manifest(struct gen *gen, enum gen_side side)
 {
 	const struct gen_layout *l = gen->layouts[side];
@@ -397,8 +476,9 @@ const char *gen_manifest(struct gen *gen, enum gen_side side)
 		     "],[\"tp\",%" PRIu32 "]]},\"e\":{\"axes\":[[\"pp\",%" PRIu32
 		     "],[\"ep\",%" PRIu32 "],[\"etp\",%" PRIu32 "]]}},",
 		     l->pp, l->dp, l->tp, l->pp, l->ep, l->etp);
-	write_format(&out, "\"layers\":{\"all\":[0,%" PRId32 "]},\"experts\":{\"axis\":\"ep\"},",
+	write_format(&out, "\"axes\":{\"one\":1},\"layers\":{\"all\":[0,%" PRId32 "]},",
 		     gen->layer_count);
+	print_experts(gen, &out, l);
 	if (l->pp == 2) { /* the stage of each layer */
 		write_format(&out, "\"stages\":{\"axis\":\"pp\",\"of\":[0");
 		for (int32_t layer = 1; layer < gen->layer_count; layer++)

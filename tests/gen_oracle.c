@@ -9,7 +9,8 @@
 
 #include "tests/gen_tree.h"
 
-#define DIMS 6
+#define DIMS	    6
+#define EXPERTS_MAX 16 /* of a rank */
 
 /* Where a tree is evaluated. */
 struct spot {
@@ -150,15 +151,29 @@ static void axis_of(const struct spot *spot, const char *axis, uint64_t *index, 
 	}
 }
 
-/* The experts [lo, hi) of a rank: the first ranks get one more where they don't divide. */
-static void experts_of(const struct spot *spot, uint64_t *lo, uint64_t *hi)
+/* The experts of a rank at the spot's layer, in order: by a map, in turn, or in a row with one more
+ * for the first ranks where they don't divide. */
+static uint32_t experts_of(const struct spot *spot, int32_t *list)
 {
+	const struct gen_layout *l = spot->layout;
 	uint64_t index, size, count = (uint64_t)spot->gen->expert_count;
+	uint32_t used = 0;
 
 	axis_of(spot, "ep", &index, &size);
+	if (l->each > 0) {
+		const int32_t *row = l->map + (uint64_t)spot->layer * l->each * size;
+		memcpy(list, row + index * l->each, l->each * sizeof(*list));
+		return l->each;
+	}
+	for (uint64_t e = index; l->round_robin && e < count; e += size)
+		list[used++] = (int32_t)e;
+	if (l->round_robin)
+		return used;
 	uint64_t each = count / size, more = count % size;
-	*lo = index * each + MIN(index, more);
-	*hi = *lo + each + (index < more ? 1 : 0);
+	uint64_t lo = index * each + MIN(index, more);
+	for (uint64_t e = lo; e < lo + each + (index < more ? 1 : 0); e++)
+		list[used++] = (int32_t)e;
+	return used;
 }
 
 static struct array eval_split(const struct spot *spot, const struct node *x,
@@ -242,15 +257,15 @@ static struct array eval(const struct spot *spot, const struct node *x)
 	struct array in[16] = {0};
 
 	if (x->op == STACK) {
-		uint64_t lo, hi;
-		experts_of(spot, &lo, &hi);
-		assert(hi - lo <= ARRAY_SIZE(in));
-		for (uint64_t e = lo; e < MAX(hi, lo + 1); e++) {
+		int32_t list[EXPERTS_MAX] = {0};
+		uint32_t count = experts_of(spot, list);
+		assert(count <= ARRAY_SIZE(in));
+		for (uint32_t e = 0; e < MAX(count, 1u); e++) {
 			struct spot at = *spot;
-			at.expert = (int32_t)e;
-			in[e - lo] = eval(&at, x->child[0]);
+			at.expert = list[e];
+			in[e] = eval(&at, x->child[0]);
 		}
-		return eval_stack(spot, in, hi - lo);
+		return eval_stack(spot, in, count);
 	}
 	for (uint32_t i = 0; i < x->child_count; i++)
 		in[i] = eval(spot, x->child[i]);
@@ -283,6 +298,15 @@ static struct array eval(const struct spot *spot, const struct node *x)
 		return slice(spot->gen, &in[0], x->dim, x->lo, x->hi);
 	case SWAP:
 		return swap_rows(spot->gen, &in[0], x->unit, x->lo, x->hi);
+	case ONE:
+		return eval_stack(spot, in, 1);
+	case ZERO: {
+		uint64_t index, size;
+		axis_of(spot, x->axis, &index, &size);
+		if (index != 0)
+			memset(in[0].id, 0, volume_of(&in[0]) * sizeof(*in[0].id));
+		return in[0];
+	}
 	case STACK:
 		break;
 	}
@@ -329,22 +353,23 @@ static uint32_t walk(struct spot *spot, const char *name, const struct gen_param
 	*found = NULL;
 	for (uint32_t p = 0; p < spot->layout->param_count; p++) {
 		const struct gen_param *param = &spot->layout->params[p];
-		uint64_t lo = 0, hi = 1;
+		int32_t list[EXPERTS_MAX] = {0};
+		uint32_t experts = 1;
 		if (!param_here(spot, param))
 			continue;
 		if (param->each_expert)
-			experts_of(spot, &lo, &hi);
+			experts = experts_of(spot, list);
 		for (int32_t layer = 0; layer < (param->layered ? spot->gen->layer_count : 1);
 		     layer++) {
 			if (param->layered && !layer_here(spot, layer))
 				continue;
-			for (uint64_t e = lo; e < hi; e++) {
-				name_put(param->name, layer, (int32_t)e, text, sizeof(text));
+			for (uint32_t e = 0; e < experts; e++) {
+				name_put(param->name, layer, list[e], text, sizeof(text));
 				count++;
 				if (name == NULL || strcmp(text, name) != 0)
 					continue;
 				spot->layer = layer;
-				spot->expert = (int32_t)e;
+				spot->expert = list[e];
 				*found = param;
 				return count;
 			}

@@ -16,7 +16,22 @@ struct gen_tensor {
 	uint64_t volume, base; /* first id of its first layer and expert */
 };
 
-enum op { T, EVEN, CHUNK, REP, CONCAT, GROUP, PAD, STACK, PERMUTE, FLAT, RANGE, SWAP };
+enum op {
+	T,
+	EVEN,
+	CHUNK,
+	REP,
+	CONCAT,
+	GROUP,
+	PAD,
+	STACK,
+	PERMUTE,
+	FLAT,
+	RANGE,
+	SWAP,
+	ONE, /* a stack of one: a new dim */
+	ZERO,
+};
 
 struct node {
 	enum op op;
@@ -38,6 +53,9 @@ struct gen_param {
 
 struct gen_layout {
 	uint32_t pp, dp, tp, ep, etp;
+	bool round_robin;
+	uint32_t each; /* slots of each ep rank under a map; 0: no map */
+	int32_t *map;  /* by layer, then slot */
 	uint32_t param_count;
 	struct gen_param params[64];
 };

@@ -59,18 +59,6 @@ END_TEST
 
 /* ---------------------------------------------------------------- bounded memory */
 /* Sanitizers and valgrind have memory of their own. */
-#ifdef __SANITIZE_ADDRESS__
-#define SANITIZED true
-#elif defined(__SANITIZE_THREAD__)
-#define SANITIZED true
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED true
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED false
-#endif
 
 static bool under_valgrind(void)
 {

@@ -7,6 +7,20 @@
 
 Suite *suite(void);
 
+/* Whether a sanitizer slows the program down. */
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED true
+#elif defined(__SANITIZE_THREAD__)
+#define SANITIZED true
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED true
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED false
+#endif
+
 /* A call that must succeed: the sentence of its error is the failure's text. */
 #define ck_ok(call, err)                                                           \
 	do {                                                                       \
