@@ -6,8 +6,8 @@
  *   for each member: count of phases; for each: phase, count of runs; for each:
  *     ticks since the run before, 4 times its own ticks + level
  *
- * A phase of a thousand short moments isn't one that lasts: a level says how much of a tick is
- * filled.
+ * A phase that waits most of its time isn't one that works: a level says how much of a tick is
+ * filled with work.
  */
 #include "planner/page_internal.h"
 #include "planner/simulate.h"
@@ -40,11 +40,12 @@ static void lane_add(struct lane *lane, double begin, double end)
 	lane->steps[end_tick] -= 1;
 }
 
-/* Fills levels from the intervals [first, end), which are of one member and phase. */
-static void lane_make(struct lane *lane, const struct simulation *simulation, size_t first,
-		      size_t end)
+/* Fills the ticks from the intervals [first, end), which are of one member and phase; how many
+ * ticks that is. */
+static double lane_fill(struct lane *lane, const struct simulation *simulation, size_t first,
+			size_t end)
 {
-	double ticks_each_s = lane->ticks / simulation->predicted_s, whole = 0;
+	double ticks_each_s = lane->ticks / simulation->predicted_s, whole = 0, sum = 0;
 
 	memset(lane->filled, 0, sizeof(lane->filled));
 	memset(lane->steps, 0, sizeof(lane->steps));
@@ -53,11 +54,27 @@ static void lane_make(struct lane *lane, const struct simulation *simulation, si
 			 simulation->intervals[i].end_s * ticks_each_s);
 	for (uint32_t tick = 0; tick < lane->ticks; tick++) {
 		whole += lane->steps[tick];
-		double filled = whole + lane->filled[tick];
-		lane->levels[tick] = filled <= 0	? LEVEL_NONE
-				     : filled < 1.0 / 3 ? LEVEL_SOME
-				     : filled < 0.9	? LEVEL_MUCH
-							: LEVEL_FULL;
+		lane->filled[tick] = MIN(lane->filled[tick] + whole, 1); /* buckets overlap */
+		sum += lane->filled[tick];
+	}
+	return sum;
+}
+
+/* Of the time that it is at it, a member works busy_s: the more of a tick, the higher its level. */
+static void lane_make(struct lane *lane, const struct simulation *simulation, size_t first,
+		      size_t end)
+{
+	const struct sim_interval *at = &simulation->intervals[first];
+	double busy_s = simulation->members[at->member].busy_s[at->phase];
+	double share = busy_s * lane->ticks / simulation->predicted_s /
+		       lane_fill(lane, simulation, first, end);
+
+	for (uint32_t tick = 0; tick < lane->ticks; tick++) {
+		double filled = lane->filled[tick], busy = filled * MIN(share, 1);
+		lane->levels[tick] = filled <= 1e-12  ? LEVEL_NONE
+				     : busy < 1.0 / 3 ? LEVEL_SOME
+				     : busy < 0.9     ? LEVEL_MUCH
+						      : LEVEL_FULL;
 	}
 	lane->levels[lane->ticks] = LEVEL_NONE;
 }

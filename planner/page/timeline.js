@@ -10,8 +10,7 @@ const phaseColors = {
 	wait: '#bbbbbb',
 };
 
-// The lanes of planner/page_timeline.c: by member, by phase, runs of ticks of one level: 1 for some
-// work in each tick, 2 for much, 3 for nothing else.
+// The lanes of planner/page_timeline.c: by member, by phase, runs of ticks of one level: how busy it is.
 function unpackLanes(packed, members) {
 	const number = numbers(packed);
 	const runs = () => {
@@ -28,7 +27,8 @@ function unpackLanes(packed, members) {
 }
 
 const onNics = ['write', 'forward', 'receive'];
-const levels = [{}, {alpha: 0.3, words: ' now and then'}, {alpha: 0.65, words: ' most of the time'}, {alpha: 1, words: ''}];
+const levels = [{}, {alpha: 0.3, words: ' (busy less than a third)'}, {alpha: 0.6, words: ' (busy in part)'},
+		{alpha: 1, words: ''}];
 
 class Timeline extends Chart {
 	constructor(figure, simulation) {
@@ -105,6 +105,7 @@ class Timeline extends Chart {
 			if (end <= x0 || begin >= x1)
 				continue;
 			const left = Math.floor((begin - x0) * scale), right = Math.ceil((end - x0) * scale);
+			pen.clearRect(left, top, Math.max(1, right - left), height); // colours don't mix
 			pen.globalAlpha = levels[level].alpha;
 			pen.fillRect(left, top, Math.max(1, right - left), height);
 		}
