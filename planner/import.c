@@ -264,7 +264,7 @@ static const char *shape_text(const uint64_t *dim, uint32_t count, char *out, si
 }
 
 static void check_claim(struct import *import, const struct import_claim *claim,
-			const struct rank_params *params, bool whole)
+			const struct rank_params *params, uint8_t *seen, bool whole)
 {
 	int64_t index = rank_params_find(params, claim->name);
 	uint64_t dim[LOCAL_DIM_MAX];
@@ -274,6 +274,9 @@ static void check_claim(struct import *import, const struct import_claim *claim,
 		return findings_add(&import->found, "missing", claim->name,
 				    "the dump has it at rank %u, where none of its rules puts it",
 				    claim->rank);
+	if (seen[index] < 2 && ++seen[index] == 2)
+		findings_add(&import->found, "doubled", claim->name,
+			     "the dump has it twice at rank %u", claim->rank);
 	const struct form *form = params->params[index].form;
 	for (const struct json *it = claim->shape->first; it != NULL; it = it->next)
 		dim[count++] = (uint64_t)it->integer;
@@ -293,23 +296,15 @@ static void check_claim(struct import *import, const struct import_claim *claim,
 }
 
 /* A rank whose params were all dumped has no others. */
-static void check_complete(struct import *import, const struct import_claim *first,
-			   const struct import_claim *end, const struct rank_params *params)
+static void check_complete(struct import *import, uint32_t rank, const struct rank_params *params,
+			   const uint8_t *seen)
 {
-	uint8_t *seen = import_alloc(import, params->count + 1, 1);
-	if (seen == NULL)
-		return;
-	for (const struct import_claim *it = first; it != end; it = it->next) {
-		int64_t index = rank_params_find(params, it->name);
-		if (index >= 0)
-			seen[index] = 1;
-	}
 	for (uint32_t i = 0; i < params->count; i++) {
 		if (!seen[i])
 			findings_add(&import->found, "missing", params->params[i].name,
 				     "rank %u should have it, as other ranks do, and the dump has "
 				     "none there",
-				     first->rank);
+				     rank);
 	}
 }
 
@@ -324,10 +319,14 @@ static int check_claims(struct import *import, const struct manifest *manifest, 
 		for (end = it; end != NULL && end->rank == it->rank;)
 			end = end->next;
 		rc = manifest_params(manifest, it->rank, &arena, &params, err);
+		uint8_t *seen = arena_alloc(&arena, params.count + 1);
+		if (rc == 0 && seen == NULL)
+			rc = ws_fail(err, -ENOMEM, "out of memory for the params of rank %u",
+				     it->rank);
 		for (const struct import_claim *at = it; at != end && rc == 0; at = at->next)
-			check_claim(import, at, &params, whole);
+			check_claim(import, at, &params, seen, whole);
 		if (rc == 0 && import->complete && !whole)
-			check_complete(import, it, end, &params);
+			check_complete(import, it->rank, &params, seen);
 		arena_release(&arena);
 	}
 	return rc;
@@ -407,7 +406,7 @@ static void read_dump(struct import *import)
 		import_dtensor(import);
 	else
 		import_megatron(import);
-	if (!import->out_of_memory)
+	if (!import->out_of_memory && import->rules != NULL)
 		check_read(import);
 }
 

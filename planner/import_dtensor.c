@@ -274,24 +274,17 @@ static bool read_meshes(struct dtensor *dump)
 	return import->found.count == found && !import->out_of_memory;
 }
 
-/* Modules of experts: each of the model's at each layer where there is one. */
+/* Modules of experts: as many as the model has, at each layer where there is one. */
 static void check_experts(struct import *import)
 {
 	for (const struct import_rule *it = import->rules; it != NULL; it = it->next) {
-		for (uint32_t i = 0; i <= import->layer_end; i++) {
-			int32_t layer = i == import->layer_end ? -1 : (int32_t)i;
-			uint32_t want =
-				it->each_expert ? import_experts(import, it->whole, layer) : 1;
-			if (it->layers[i] == 0 || it->layers[i] == want)
-				continue;
-			findings_add(&import->found, it->each_expert ? "missing" : "doubled",
-				     it->name,
-				     it->each_expert
-					     ? "layer %d has %u of its %u experts in the dump, all "
-					       "placed alike"
-					     : "layer %d has %u params of this name in the dump, "
-					       "and can have %u",
-				     layer, it->layers[i], want);
+		for (uint32_t layer = 0; it->each_expert && layer < import->layer_end; layer++) {
+			uint32_t want = import_experts(import, it->whole, (int32_t)layer);
+			if (it->layers[layer] != 0 && it->layers[layer] != want)
+				findings_add(&import->found, "missing", it->name,
+					     "layer %u has %u of its %u experts in the dump, all "
+					     "placed alike",
+					     layer, it->layers[layer], want);
 		}
 	}
 }

@@ -52,6 +52,13 @@ gives 0 '' weightsync manifest --model model --side trainer --layout fsdp2 --mes
 gives 0 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 -o R.json
 gives 1 'layout' weightsync manifest --model model --side trainer --layout fdsp2 --mesh dp=3 -o X.json
 gives 1 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=3 -o X.json
+gives 0 'rows 0 to .* of model.layers.0.self_attn.o_proj.weight' weightsync manifest --explain model.layers.0.self_attn.o_proj.weight T.json
+gives 0 '"pieces":' weightsync manifest --explain model.layers.0.self_attn.qkv_proj.weight --rank 1 --json R.json
+gives 1 "did you mean 'lm_head.weight'" weightsync manifest --explain lm_head.wieght T.json
+gives 1 'there is no rank 3' weightsync manifest --explain lm_head.weight --rank 3 T.json
+gives 2 'a file is a dump' weightsync manifest T.json
+gives 2 'don.t go with it' weightsync manifest --model model --from dtensor --mesh dp=2 T.json
+gives 1 "it must be \"dtensor\"" weightsync manifest --model model --from dtensor T.json
 gives 0 'sender' weightsync plan T.json R.json --replicas 2
 gives 0 '' weightsync plan T.json R.json --replicas 2 --html plan.html
 grep -q '<!doctype html>' plan.html && ! grep -q 'https*:' plan.html && passed "plan --html: one page, nothing from elsewhere" ||
