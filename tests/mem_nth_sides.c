@@ -369,7 +369,8 @@ static void be_a_trainer(int to)
 	pause();
 }
 
-enum subject { TRAINER, ROLLOUT, TRAINER_WITH_HUB, SUBJECT_COUNT };
+/* ROLLOUT_AGAIN: describes itself again; only then memory is short. */
+enum subject { TRAINER, ROLLOUT, TRAINER_WITH_HUB, ROLLOUT_AGAIN, SUBJECT_COUNT };
 
 static struct others others_start(enum subject subject)
 {
@@ -388,6 +389,7 @@ static struct others others_start(enum subject subject)
 			be_a_hub(from[1]);
 			break;
 		case ROLLOUT:
+		case ROLLOUT_AGAIN:
 			be_a_trainer(from[1]);
 			break;
 		case TRAINER_WITH_HUB:
@@ -435,12 +437,51 @@ static int run_trainer(struct others *others, bool hub_here, struct ws_error *er
 	return rc;
 }
 
-static int run_rollout(struct others *others, struct ws_error *err)
+static uint64_t allocations_before; /* memory became short */
+
+static void memory_shorten(int64_t n)
+{
+	allocations_before = mem_alloc_count();
+	mem_fail_nth(n);
+}
+
+/* Until some version is live. */
+static int rollout_live(struct ws_rollout *rollout, struct ws_error *err)
+{
+	uint64_t end = deadline_in_ms(PUSH_MS);
+	int rc = 0;
+
+	while (rc == 0 && ws_rollout_version(rollout) == 0) {
+		struct pollfd fd = {.fd = ws_rollout_fd(rollout), .events = POLLIN};
+		(void)poll(&fd, 1, 20);
+		rc = ws_rollout_step(rollout, err);
+		if (rc == 0 && clock_ns() > end)
+			rc = ws_fail(err, -ETIMEDOUT, "no version went live");
+	}
+	return rc;
+}
+
+/* Goes on stepping while an update is under way. */
+static int rollout_describe(struct ws_rollout *rollout, int64_t n, struct ws_error *err)
+{
+	int rc = 0;
+
+	memory_shorten(n);
+	do {
+		rc = ws_rollout_describe(rollout, (const char *)rollout_text.bytes,
+					 rollout_text.count, PUSH_MS, err);
+	} while (rc == -EBUSY && ws_rollout_step(rollout, err) == 0);
+	if (rc == 0)
+		rc = ws_rollout_describe_end(rollout, err);
+	return rc == 0 ? rollout_live(rollout, err) : rc;
+}
+
+/* n: the allocation that fails, from the time on when it describes itself again; -1: it doesn't. */
+static int run_rollout(struct others *others, int64_t n, struct ws_error *err)
 {
 	char endpoint[ENDPOINT_MAX];
 	struct ws_rollout *rollout = NULL;
 	struct params params = {0};
-	uint64_t end = deadline_in_ms(PUSH_MS);
 
 	ck_assert_int_eq(read(others->from, endpoint, ENDPOINT_MAX), ENDPOINT_MAX);
 	const struct ws_rollout_options options = rollout_options(endpoint);
@@ -449,16 +490,31 @@ static int run_rollout(struct others *others, struct ws_error *err)
 		rc = rollout_add(rollout, &params, err);
 	if (rc == 0)
 		rc = ws_rollout_start(rollout, START_MS, err);
-	while (rc == 0 && ws_rollout_version(rollout) == 0) {
-		struct pollfd fd = {.fd = ws_rollout_fd(rollout), .events = POLLIN};
-		(void)poll(&fd, 1, 20);
-		rc = ws_rollout_step(rollout, err);
-		if (rc == 0 && clock_ns() > end)
-			rc = ws_fail(err, -ETIMEDOUT, "no version went live");
-	}
+	if (rc == 0)
+		rc = rollout_live(rollout, err);
+	if (rc == 0 && n >= 0)
+		rc = rollout_describe(rollout, n, err);
 	ws_rollout_close(rollout);
 	params_free(&params);
 	return rc;
+}
+
+static int run_subject(enum subject subject, struct others *others, int64_t n, struct ws_error *err)
+{
+	switch (subject) {
+	case TRAINER:
+	case TRAINER_WITH_HUB:
+		memory_shorten(n);
+		return run_trainer(others, subject == TRAINER_WITH_HUB, err);
+	case ROLLOUT:
+		memory_shorten(n);
+		return run_rollout(others, -1, err);
+	case ROLLOUT_AGAIN:
+		return run_rollout(others, n, err);
+	case SUBJECT_COUNT:
+		break;
+	}
+	return -EINVAL;
 }
 
 /* Frames that couldn't be made for want of memory are made again, so a start may succeed
@@ -467,7 +523,7 @@ START_TEST(a_start_and_a_version_whose_nth_allocation_fails_end_by_a_sentence)
 {
 	enum subject subject = (enum subject)_i;
 	uint64_t live = mem_live_count();
-	int64_t step = getenv("WS_EVERY_NTH") != NULL ? 1 : 4;
+	int64_t step = getenv("WS_EVERY_NTH") != NULL ? 1 : subject == ROLLOUT_AGAIN ? 16 : 4;
 	bool fired = true;
 	uint32_t failed = 0;
 	int64_t n = 0;
@@ -475,12 +531,9 @@ START_TEST(a_start_and_a_version_whose_nth_allocation_fails_end_by_a_sentence)
 	for (; fired && n < NTH_MAX; n += step) {
 		struct ws_error err = {0};
 		struct others others = others_start(subject);
-		uint64_t before = mem_alloc_count();
-		mem_fail_nth(n);
-		int rc = subject == ROLLOUT ? run_rollout(&others, &err)
-					    : run_trainer(&others, subject != TRAINER, &err);
+		int rc = run_subject(subject, &others, n, &err);
 		mem_fail_nth(-1);
-		fired = mem_alloc_count() - before > (uint64_t)n;
+		fired = mem_alloc_count() - allocations_before > (uint64_t)n;
 		others_stop(&others);
 		ck_assert_msg(rc == 0 || (rc == -ENOMEM && err.code == rc), "n %lld: %d: %s",
 			      (long long)n, rc, err.text);
