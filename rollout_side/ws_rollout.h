@@ -118,6 +118,9 @@ WS_API int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, st
  * in the new params: weightsync can't know what they hold.  An engine that moved them itself,
  * whole, serves them on its own word.
  *
+ * All ranks of a replica describe the same manifests one after the other; their first answers may
+ * differ, so each goes on asking until it is 0, and the engine moves its experts when all are.
+ *
  * describe: -EBUSY during an update here (go on stepping, ask again); -ETIMEDOUT; -EINVAL for a
  * manifest that can't be, or that the trainers' weights don't cover: then nothing has changed.
  */
