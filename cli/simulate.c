@@ -84,7 +84,7 @@ static int parse_share(const char *text, double *share_out, struct ws_error *err
 static int nic_remove(const struct plan_input *input, const char *who, struct ws_error *err)
 {
 	struct place *places = (struct place *)input->places; /* make_places made them for us */
-	uint32_t member;
+	uint32_t member = 0;
 
 	int rc = member_find(input, who, strlen(who), &member, err);
 	if (rc != 0)
@@ -117,6 +117,49 @@ static bool has_what_if(const struct simulate_command *wanted)
 	       wanted->join;
 }
 
+static int bandwidth_scale(const struct plan_input *input, const char *text,
+			   struct sim_constants *constants, struct ws_error *err)
+{
+	struct place *places = (struct place *)input->places; /* made for us, as above */
+	uint32_t members = manifest_world(input->trainer) +
+			   manifest_world(input->rollout) * input->replica_count;
+	double share = 1;
+
+	int rc = parse_share(text, &share, err);
+	for (uint32_t m = 0; m < members; m++)
+		places[m].mbps = (uint64_t)((double)places[m].mbps * share);
+	constants->nic_gbps *= share; /* of places that don't say */
+	return rc;
+}
+
+/* The roster, the places and the rules, as they are or as they would be. */
+static int input_make(const struct simulate_command *wanted, bool what_if, struct arena *arena,
+		      struct sim_options *options, struct plan_input *input, struct ws_error *err)
+{
+	struct places_wanted places = wanted->places;
+	uint32_t *replicas;
+
+	input->rules = wanted->rules;
+	input->replica_count = wanted->replicas + (what_if && wanted->join);
+	input->replicas = replicas = arena_array(arena, input->replica_count, sizeof(*replicas));
+	if (replicas == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %" PRIu32 " replicas",
+			       input->replica_count);
+	for (uint32_t i = 0; i < input->replica_count; i++)
+		replicas[i] = i;
+	places.mbps = (uint64_t)(options->constants.nic_gbps * 1000);
+	int rc = make_places(&places, arena, input, err);
+	if (rc == 0 && what_if && wanted->bandwidth != NULL)
+		rc = bandwidth_scale(input, wanted->bandwidth, &options->constants, err);
+	if (rc == 0 && what_if && wanted->without_nic != NULL)
+		rc = nic_remove(input, wanted->without_nic, err);
+	if (what_if && wanted->join) {
+		options->late_replica = wanted->replicas;
+		options->late_s = wanted->join_late_ms / 1e3;
+	}
+	return rc;
+}
+
 static int play(const struct simulate_command *wanted, const struct manifest *trainer,
 		const struct manifest *rollout, bool what_if, struct played *played,
 		struct ws_error *err)
@@ -124,38 +167,14 @@ static int play(const struct simulate_command *wanted, const struct manifest *tr
 	struct arena arena = {0};
 	struct findings findings = {.arena = &arena};
 	struct sim_options options = wanted->options;
+	struct plan_input input = {.trainer = trainer, .rollout = rollout};
 	struct sim_slow slow;
-	uint32_t replica_count = wanted->replicas + (what_if && wanted->join);
-	uint32_t *replicas = arena_array(&arena, replica_count, sizeof(*replicas));
-	struct plan_input input = {.trainer = trainer,
-				   .rollout = rollout,
-				   .replicas = replicas,
-				   .replica_count = replica_count,
-				   .rules = wanted->rules};
-	struct places_wanted places = wanted->places;
-	double share = 1;
-	int rc = replicas == NULL
-			 ? ws_fail(err, -ENOMEM, "no memory for %u replicas", replica_count)
-			 : 0;
 
-	for (uint32_t i = 0; rc == 0 && i < replica_count; i++)
-		replicas[i] = i;
-	if (rc == 0 && what_if && wanted->bandwidth != NULL)
-		rc = parse_share(wanted->bandwidth, &share, err);
-	options.constants.nic_gbps *= share;
-	places.mbps = (uint64_t)(options.constants.nic_gbps * 1000);
-	if (rc == 0)
-		rc = make_places(&places, &arena, &input, err);
-	if (rc == 0 && what_if && wanted->without_nic != NULL)
-		rc = nic_remove(&input, wanted->without_nic, err);
+	int rc = input_make(wanted, what_if, &arena, &options, &input, err);
 	if (rc == 0 && what_if && wanted->slow != NULL) {
 		rc = slow_parse(&input, wanted->slow, &slow, err);
 		options.slow = &slow;
 		options.slow_count = 1;
-	}
-	if (what_if && wanted->join) {
-		options.late_replica = replica_count - 1;
-		options.late_s = wanted->join_late_ms / 1e3;
 	}
 	if (rc == 0)
 		rc = plan_make(&played->plan, &input, PLAN_ALL, &findings, err);

@@ -137,7 +137,7 @@ static size_t gathers_make(struct paper *paper, uint32_t trainer, struct sim_seg
 {
 	const struct pipeline *pipeline = paper->pipeline;
 	const struct stage *stage = &paper->stages[stage_of(paper, trainer)];
-	double node_shards = pipeline->shards / pipeline->nodes;
+	uint32_t node_shards = pipeline->shards / pipeline->nodes;
 
 	for (int experts = 0; experts < 2; experts++) {
 		size_t first = at;
@@ -158,8 +158,8 @@ static size_t gathers_make(struct paper *paper, uint32_t trainer, struct sim_seg
 		if (experts) {
 			/* As many bytes of a NIC's as a write gets, not of the ring's. */
 			flow->share = node_shards * pipeline->channels;
-			use(flow, trainer, LINK_NIC_OUT, 1 / node_shards);
-			use(flow, trainer, LINK_NIC_IN, 1 / node_shards);
+			use(flow, trainer, LINK_NIC_OUT, 1.0 / node_shards);
+			use(flow, trainer, LINK_NIC_IN, 1.0 / node_shards);
 		}
 	}
 	return at;
