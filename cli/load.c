@@ -11,11 +11,9 @@
 #define CONFIG_BYTES_MAX   (4u << 20)
 #define MANIFEST_BYTES_MAX (64u << 20)
 
-int load_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
-		  size_t *bytes_out, struct ws_error *err)
+int read_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
+		  size_t *bytes_out, struct findings *findings, struct ws_error *err)
 {
-	struct arena arena = {0};
-	struct findings findings = {.arena = &arena};
 	void *text = NULL;
 
 	*manifest_out = NULL;
@@ -23,13 +21,12 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 	int rc = file_read(path, MANIFEST_BYTES_MAX, &text, bytes_out, err);
 	if (rc != 0)
 		return rc;
-	rc = manifest_parse(manifest_out, text, *bytes_out, &findings, err);
+	rc = manifest_parse(manifest_out, text, *bytes_out, findings, err);
 	if (rc == 0 && manifest_side(*manifest_out) != side)
 		rc = ws_fail(err, -EINVAL, "it describes the %s's side, not the %s's",
 			     side == SIDE_TRAINER ? "rollout" : "trainer",
 			     side == SIDE_TRAINER ? "trainer" : "rollout");
 	if (rc != 0) {
-		say_findings(&findings);
 		manifest_free(*manifest_out);
 		*manifest_out = NULL;
 		mem_free(text);
@@ -37,6 +34,18 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 		ws_fail_in(err, rc, "manifest '%s'", path);
 	}
 	*text_out = text;
+	return rc;
+}
+
+int load_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
+		  size_t *bytes_out, struct ws_error *err)
+{
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	int rc = read_manifest(path, side, manifest_out, text_out, bytes_out, &findings, err);
+
+	if (rc != 0)
+		say_findings(&findings);
 	arena_release(&arena);
 	return rc;
 }

@@ -16,7 +16,8 @@ struct plan_command {
 
 /* The page is written for a refused plan too (plan NULL): it lists the findings. */
 static int put_page(const struct plan *plan, double seconds, const struct plan_input *input,
-		    const struct findings *findings, const char *file, struct ws_error *err)
+		    const struct findings *findings, const char *reason, const char *file,
+		    struct ws_error *err)
 {
 	const struct sim_options options = {.constants = sim_constants_default()};
 	struct simulation *simulation = NULL;
@@ -27,7 +28,8 @@ static int put_page(const struct plan *plan, double seconds, const struct plan_i
 			    .plan_seconds = seconds,
 			    .trainer = input->trainer,
 			    .rollout = input->rollout,
-			    .findings = findings};
+			    .findings = findings,
+			    .reason = reason};
 
 	if (rc == 0 && page_write(&page, &out) != 0)
 		rc = ws_fail(err, -ENOMEM, "no memory for the page '%s'", file);
@@ -56,41 +58,45 @@ static int put_report(const struct plan *plan, double seconds, bool as_json, str
 	return rc;
 }
 
-static int make_and_report(struct plan_input *input, const struct plan_command *wanted,
-			   struct arena *arena, struct ws_error *err)
+/* What was found goes where the plan would have gone. */
+static void put_refusal(const struct plan_input *input, const struct plan_command *wanted,
+			const struct findings *findings, const char *reason)
 {
-	struct findings findings = {.arena = arena};
-	struct plan *plan = NULL;
+	struct ws_error err = {0};
 
-	uint32_t *replicas = arena_array(arena, wanted->replicas, sizeof(*replicas));
+	if (findings->count == 0)
+		return;
+	if (wanted->as_json)
+		put_findings(findings);
+	else
+		say_findings(findings);
+	if (wanted->html_file != NULL &&
+	    put_page(NULL, 0, input, findings, reason, wanted->html_file, &err) != 0)
+		say_failure(&err);
+}
+
+static int make_and_report(struct plan_input *input, const struct plan_command *wanted,
+			   struct findings *findings, struct ws_error *err)
+{
+	struct plan *plan = NULL;
+	uint32_t *replicas = arena_array(findings->arena, wanted->replicas, sizeof(*replicas));
+
 	if (replicas == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u replicas", wanted->replicas);
 	for (uint32_t i = 0; i < wanted->replicas; i++)
 		replicas[i] = i;
 	input->replicas = replicas;
 	input->replica_count = wanted->replicas;
-	int rc = make_places(&wanted->places, arena, input, err);
+	int rc = make_places(&wanted->places, findings->arena, input, err);
 	if (rc != 0)
 		return rc;
 	uint64_t started = clock_ns();
-	rc = plan_make(&plan, input, PLAN_ALL, &findings, err);
+	rc = plan_make(&plan, input, PLAN_ALL, findings, err);
 	double seconds = (double)(clock_ns() - started) / 1e9;
 	if (rc == 0)
-		rc = plan_check(plan, &findings, err);
-	bool planned = rc == 0;
-	if (!planned && wanted->as_json && findings.count > 0)
-		put_findings(&findings);
-	else if (!planned)
-		say_findings(&findings);
-	if (wanted->html_file != NULL && (planned || findings.count > 0)) {
-		struct ws_error page_err = {0};
-		int page_rc = put_page(planned ? plan : NULL, seconds, input, &findings,
-				       wanted->html_file, &page_err);
-		if (page_rc != 0 && !planned)
-			say_failure(&page_err); /* err has why it was refused */
-		else if (page_rc != 0)
-			rc = ws_fail(err, page_rc, "%s", page_err.text);
-	}
+		rc = plan_check(plan, findings, err);
+	if (rc == 0 && wanted->html_file != NULL)
+		rc = put_page(plan, seconds, input, findings, NULL, wanted->html_file, err);
 	if (rc == 0)
 		rc = put_report(plan, seconds, wanted->as_json, err);
 	plan_free(plan);
@@ -125,6 +131,8 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	};
 	struct ws_error err = {0};
 	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	struct plan_input input = {0};
 	struct manifest *trainer = NULL, *rollout = NULL;
 	void *texts[2] = {0};
 	size_t bytes[2];
@@ -146,12 +154,15 @@ static int plan_run(const struct command *command, int argc, char **argv)
 		rc = rules_check(rules, &err);
 	if (rc != 0)
 		return say_usage(command, "%s", err.text);
-	rc = load_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], &err);
+	rc = read_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], &findings, &err);
 	if (rc == 0)
-		rc = load_manifest(files[1], SIDE_ROLLOUT, &rollout, &texts[1], &bytes[1], &err);
-	struct plan_input input = {.trainer = trainer, .rollout = rollout, .rules = *rules};
+		rc = read_manifest(files[1], SIDE_ROLLOUT, &rollout, &texts[1], &bytes[1],
+				   &findings, &err);
+	input = (struct plan_input){.trainer = trainer, .rollout = rollout, .rules = *rules};
 	if (rc == 0)
-		rc = make_and_report(&input, &wanted, &arena, &err);
+		rc = make_and_report(&input, &wanted, &findings, &err);
+	if (rc != 0)
+		put_refusal(&input, &wanted, &findings, err.text);
 	manifest_free(trainer);
 	manifest_free(rollout);
 	mem_free(texts[0]);

@@ -59,6 +59,7 @@ static void put_findings(struct json_writer *json, const char *key, const struct
 		json_put_text(json, NULL, at->kind);
 		json_put_text(json, NULL, at->where);
 		json_put_text(json, NULL, at->text);
+		json_put_u64(json, NULL, at->alike);
 		json_end_array(json);
 	}
 	json_end_array(json);
@@ -147,6 +148,8 @@ int page_data(const struct page *page, struct json_writer *json)
 	put_side(json, "trainer", page->trainer);
 	put_side(json, "rollout", page->rollout);
 	put_findings(json, "findings", page->findings);
+	if (page->reason != NULL)
+		json_put_text(json, "reason", page->reason);
 	if (page->all != NULL)
 		rc = put_plan(page, json);
 	json_end_object(json);

@@ -454,6 +454,7 @@ struct page {
 	double plan_seconds;
 	const struct manifest *trainer, *rollout; /* each NULL where it couldn't be read */
 	const struct findings *findings;
+	const char *reason; /* why a manifest couldn't be read, or NULL */
 };
 int page_write(const struct page *page, struct writer *out); /* -ENOMEM */
 

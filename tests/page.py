@@ -96,10 +96,9 @@ def check_plan(seen, plan, played, done):
 def check_refused(seen, done):
     assert "hidden" not in seen.attributes["findings"] and "hidden" in seen.attributes["matrix"]
     faults = done["tables"]["findings"][1:]
-    listed = [row for row in faults if row[0]] # the last line may say how many more there are
-    count = len(listed) if listed == faults else len(listed) + int(faults[-1][2].split()[1])
+    count = sum(1 + int(row[2].split("(and ")[1].split()[0] if row[2].endswith("alike)") else 0) for row in faults)
     assert count == seen.number("findings", "count")
-    assert "missing" in {row[0] for row in listed} and {row[1] for row in listed} == {"3" + HOSTILE, "4" + HOSTILE}, faults
+    assert "missing" in {row[0] for row in faults} and {row[1] for row in faults} == {"3" + HOSTILE, "4" + HOSTILE}, faults
     assert "Refused: %d faults" % count in seen.text["verdict"]
 
 

@@ -10,10 +10,11 @@ function put(id, text) {
 
 function showHeader() {
 	const {trainer, rollout, replicas, findings} = data;
-	const side = (of, word) => of ? `${plural(of.ranks, word)} (${of.framework})` : `no ${word}s`;
+	const side = (of, word) => `${plural(of.ranks, word)} (${of.framework})`;
 	const copies = replicas && replicas.length > 1 ? `${replicas.length} replicas of ` : '';
-	put('model', (rollout || trainer || {model: 'Manifests'}).model);
-	put('sides', `${side(trainer, 'trainer')} \u2192 ${copies}${side(rollout, 'rollout rank')}`);
+	put('model', (rollout || trainer || {model: 'Refused'}).model);
+	put('sides', trainer && rollout
+		? `${side(trainer, 'trainer')} \u2192 ${copies}${side(rollout, 'rollout rank')}` : data.reason);
 	put('verdict', data.plan ? 'Every byte of every rollout parameter is written exactly once.'
 				 : `Refused: ${plural(findings.count, 'fault')}.`)
 		.classList.toggle('refused', !data.plan);

@@ -40,7 +40,11 @@ function showFindings(id, {count, list}) {
 	const section = document.getElementById(id);
 	section.hidden = count === 0;
 	section.dataset.count = count;
-	const rows = count > list.length ? [...list, ['', '', `and ${plural(count - list.length, 'more')}`]] : list;
+	const rows = list.map(([kind, where, text, alike]) =>
+		[kind, where, alike > 0 ? `${text} (and ${exact(alike)} more alike)` : text]);
+	const told = list.reduce((sum, [, , , alike]) => sum + 1 + alike, 0);
+	if (count > told)
+		rows.push(['', '', `and ${exact(count - told)} more`]);
 	const table = section.querySelector('table');
 	fillTable(table, ['kind', 'where', 'what'], rows);
 	for (const row of table.rows)
