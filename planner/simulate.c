@@ -38,9 +38,8 @@ static void exchange_end(struct player *player, uint32_t bucket)
 		if (player->quantized)
 			add(player, SIM_EXCHANGE, t, bucket, exchange->end_s, end_s, 0,
 			    player->latency_s);
-		player->flows.gates[(size_t)t * player->buckets + bucket] =
-			(player->quantized ? end_s : player->begin_s) +
-			(send->special_bytes > 0 ? fills_s : 0);
+		*gate_of(player, t, bucket) = (player->quantized ? end_s : player->begin_s) +
+					      (send->special_bytes > 0 ? fills_s : 0);
 	}
 }
 
@@ -72,7 +71,7 @@ static void prepare(struct player *player, uint32_t trainer)
 			exchange_end(player, bucket);
 		return;
 	}
-	player->flows.gates[(size_t)trainer * player->buckets + bucket] =
+	*gate_of(player, trainer, bucket) =
 		ready_s +
 		(send_of(player, trainer, bucket)->special_bytes > 0 ? player->launch_s : 0);
 }
@@ -112,13 +111,10 @@ static void segment_done(void *arg, const struct sim_flow *flow, const struct si
 	send->end_s = MAX(send->end_s, end_s);
 	receive->begin_s = MIN(receive->begin_s, begin_s);
 	receive->end_s = MAX(receive->end_s, end_s);
-	receive->left--;
 	if (flow->kind & FLOW_FEEDS) {
 		receive->fed_s = MAX(receive->fed_s, end_s + player->latency_s);
-		if (--receive->feeds_left == 0)
-			player->flows
-				.gates[(size_t)flow->receiver * player->buckets + segment->item] =
-				receive->fed_s;
+		if (--receive->left == 0)
+			*gate_of(player, flow->receiver, segment->item) = receive->fed_s;
 	}
 	if (--send->left == 0 && flow->sender < player->trainers && player->options->offloaded)
 		bucket_written(player, flow->sender);
@@ -186,9 +182,8 @@ static int gates_make(struct player *player, struct ws_error *err)
 	}
 	for (uint32_t m = player->trainers; m < player->members; m++)
 		for (uint32_t b = 0; b < player->buckets; b++)
-			if (receive_of(player, m, b)->feeds_left == 0)
-				player->flows.gates[(size_t)m * player->buckets + b] =
-					player->begin_s;
+			if (receive_of(player, m, b)->left == 0)
+				*gate_of(player, m, b) = player->begin_s;
 	for (uint32_t t = 0; rc == 0 && t < player->trainers; t++)
 		rc = lanes_make(player, t, err);
 	for (uint32_t t = 0; rc == 0 && t < player->trainers; t++)
@@ -197,37 +192,42 @@ static int gates_make(struct player *player, struct ws_error *err)
 }
 
 /* ---- Results. */
+
+/* How long the busier of its links is at it. */
+static double busy_of(const struct player *player, uint32_t member, const struct work *work)
+{
+	const double *links = player->capacities + link_of(member, 0);
+	double nic = (double)(work->bytes - work->nvlink_bytes) / links[LINK_NIC_IN];
+	double nvlink = (double)work->nvlink_bytes / links[LINK_NVLINK_IN];
+
+	return MAX(nic, nvlink);
+}
+
 static void results_of_sends(struct player *player, uint32_t member)
 {
 	for (uint32_t b = 0; b < player->buckets; b++) {
 		const struct work *send = send_of(player, member, b);
-		const struct sim_constants *constants = &player->options->constants;
 		if (send->bytes == 0)
 			continue;
-		double device = constants->hbm_gbytes_s * 1e9 * player->factors[member];
+		double device = player->hbm * player->factors[member];
 		double passes = player->quantized ? QUANT_PASSES : COPY_PASSES;
-		bool trainer = member < player->trainers;
 		if (send->special_bytes > 0)
 			add(player, SIM_CONVERT, member, b, send->begin_s, send->end_s,
 			    send->special_bytes, (double)send->special_bytes * passes / device);
-		double link = trainer ? player->capacities[link_of(member, LINK_NIC_OUT)]
-				      : constants->nvlink_gbytes_s * 1e9;
-		add(player, trainer ? SIM_WRITE : SIM_FORWARD, member, b, send->begin_s,
-		    send->end_s, send->bytes, (double)send->bytes / link);
+		add(player, member < player->trainers ? SIM_WRITE : SIM_FORWARD, member, b,
+		    send->begin_s, send->end_s, send->bytes, busy_of(player, member, send));
 	}
 }
 
 static void results_of_receives(struct player *player, uint32_t member)
 {
-	double line = player->capacities[link_of(member, LINK_NIC_IN)];
-
 	for (uint32_t b = 0; b < player->buckets; b++) {
 		const struct work *receive = receive_of(player, member, b);
 		if (receive->bytes == 0)
 			continue;
 		double end_s = receive->end_s + player->latency_s;
 		add(player, SIM_RECEIVE, member, b, receive->begin_s, end_s, receive->bytes,
-		    (double)receive->bytes / line);
+		    busy_of(player, member, receive));
 		if (receive->special_bytes == 0)
 			continue;
 		double busy_s = (double)receive->special_bytes * COPY_PASSES /

@@ -89,9 +89,10 @@ int recorder_end(struct recorder *recorder, double closing_s, struct simulation 
 void recorder_release(struct recorder *recorder);
 
 /* ---- simulate_links.c: a plan as links and flows. */
-#define QUANT_PASSES \
-	3 /* bytes a kernel moves per byte on the wire: two of BF16 in, one of FP8 out */
-#define COPY_PASSES 2
+/* Bytes that a kernel moves per byte on the wire: two of BF16 in, one of FP8 out; or one and one.
+ */
+#define QUANT_PASSES 3
+#define COPY_PASSES  2
 
 enum link {
 	LINK_NIC_OUT,
@@ -107,10 +108,11 @@ enum flow_kind { FLOW_NIC = 0, FLOW_NVLINK = 1, FLOW_FEEDS = 2 };
 /* What one member does in one bucket, at one end. */
 struct work {
 	double begin_s, end_s;
-	uint64_t bytes, special_bytes; /* packed or converted; at a receiver: through the ring */
-	uint32_t left;		       /* segments not yet sent */
-	uint32_t feeds_left;	       /* of them, those that forwards wait for */
-	double fed_s;
+	uint64_t bytes;
+	uint64_t nvlink_bytes;	/* of them, inside the host */
+	uint64_t special_bytes; /* of them, packed or converted; at a receiver: through the ring */
+	uint32_t left; /* segments not yet sent; at a receiver: those that forwards wait for */
+	double fed_s;  /* the last of these has come */
 };
 
 /* A trainer's lanes. */
@@ -157,6 +159,11 @@ static inline struct work *send_of(const struct player *player, uint32_t member,
 static inline struct work *receive_of(const struct player *player, uint32_t member, uint32_t bucket)
 {
 	return &player->receives[(size_t)member * player->buckets + bucket];
+}
+
+static inline double *gate_of(const struct player *player, uint32_t member, uint32_t bucket)
+{
+	return &player->flows.gates[(size_t)member * player->buckets + bucket];
 }
 
 /* Fills hosts, factors, capacities, flows, and what each member does in each bucket. */

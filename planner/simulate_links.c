@@ -136,8 +136,11 @@ static struct pair_sums pair_walk(struct player *player, const struct plan_pair 
 		send->special_bytes += counter->gather_bytes;
 		send->left += next;
 		receive->bytes += counter->bytes;
-		receive->left += next;
-		receive->feeds_left += next && pair->feeds;
+		if (player->hosts[pair->sender] == player->hosts[pair->receiver]) {
+			send->nvlink_bytes += counter->bytes;
+			receive->nvlink_bytes += counter->bytes;
+		}
+		receive->left += next && pair->feeds;
 		receive->special_bytes += counter->ring >= 0 ? counter->bytes : 0;
 		sums.bytes += (double)counter->bytes;
 		sums.gathered += (double)counter->gather_bytes;

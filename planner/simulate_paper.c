@@ -113,7 +113,7 @@ static void stage_start(struct paper *paper, struct stage *stage, double now)
 	stage->gathering = pipeline->shards;
 	for (uint32_t t = first; t < first + pipeline->shards; t++) {
 		paper->in_flight[t] += whole->gathered_bytes;
-		*gate_of(paper, t, true, param) = begin_s;
+		*paper_gate(paper, t, true, param) = begin_s;
 	}
 }
 
@@ -160,7 +160,7 @@ static void gather_done(struct paper *paper, struct stage *stage, uint32_t param
 		add(paper, SIM_FUSE, t, param, gathered_s, fused_s, bytes);
 		if (whole->quantized)
 			add(paper, SIM_CONVERT, t, param, fused_s, ready_s, bytes);
-		*gate_of(paper, t, false, param) = ready_s;
+		*paper_gate(paper, t, false, param) = ready_s;
 		if (task_of(paper, t, param)->writes_left == 0)
 			paper->in_flight[t] -= whole->gathered_bytes;
 	}
@@ -192,7 +192,7 @@ static void done(void *arg, const struct sim_flow *flow, const struct sim_segmen
 	task->bytes += segment->bytes;
 	if (--task->writes_left == 0) {
 		add(paper, SIM_WRITE, flow->sender, param,
-		    *gate_of(paper, flow->sender, false, param), task->written_s,
+		    *paper_gate(paper, flow->sender, false, param), task->written_s,
 		    (double)task->bytes);
 		paper->in_flight[flow->sender] -= paper->params[param].gathered_bytes;
 		if (stage->waits)

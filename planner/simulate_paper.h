@@ -84,8 +84,8 @@ static inline struct task *task_of(const struct paper *paper, uint32_t trainer, 
 }
 
 /* A trainer's writes of a param have one gate, its gather another. */
-static inline double *gate_of(const struct paper *paper, uint32_t trainer, bool gathers,
-			      uint32_t param)
+static inline double *paper_gate(const struct paper *paper, uint32_t trainer, bool gathers,
+				 uint32_t param)
 {
 	size_t row = trainer + (gathers ? paper->trainers : 0);
 
