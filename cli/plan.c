@@ -58,6 +58,11 @@ static int put_report(const struct plan *plan, double seconds, bool as_json, str
 	return rc;
 }
 
+static void say_progress(void *arg, uint32_t checked, uint32_t members)
+{
+	progress_line_say(arg, "proving the plan: %u of %u rollout ranks", checked, members);
+}
+
 /* What was found goes where the plan would have gone. */
 static void put_refusal(const struct plan_input *input, const struct plan_command *wanted,
 			const struct findings *findings, const char *reason)
@@ -90,11 +95,16 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 	int rc = make_places(&wanted->places, findings->arena, input, err);
 	if (rc != 0)
 		return rc;
+	struct progress_line line;
+	progress_line_start(&line);
+	input->progress = say_progress;
+	input->progress_arg = &line;
 	uint64_t started = clock_ns();
 	rc = plan_make(&plan, input, PLAN_ALL, findings, err);
 	double seconds = (double)(clock_ns() - started) / 1e9;
 	if (rc == 0)
 		rc = plan_check(plan, findings, err);
+	progress_line_end(&line);
 	if (rc == 0 && wanted->html_file != NULL)
 		rc = put_page(plan, seconds, input, findings, NULL, wanted->html_file, err);
 	if (rc == 0)

@@ -451,6 +451,21 @@ static int check_receiver(struct checking *checking, uint32_t member)
 	return rc;
 }
 
+static int check_receivers(struct checking *checking)
+{
+	const struct plan *plan = checking->plan;
+	const struct plan_input *input = &plan->input;
+	int rc = 0;
+
+	for (uint32_t m = plan->trainer_count; rc == 0 && m < plan->member_count; m++) {
+		rc = check_receiver(checking, m);
+		if (input->progress != NULL)
+			input->progress(input->progress_arg, m + 1 - plan->trainer_count,
+					plan->member_count - plan->trainer_count);
+	}
+	return rc;
+}
+
 static int check_all(struct checking *checking)
 {
 	const struct plan *plan = checking->plan;
@@ -462,8 +477,7 @@ static int check_all(struct checking *checking)
 	else if (plan->self != PLAN_ALL)
 		rc = rc == 0 ? check_receiver(checking, plan->self) : rc;
 	else
-		for (uint32_t m = plan->trainer_count; rc == 0 && m < plan->member_count; m++)
-			rc = check_receiver(checking, m);
+		rc = rc == 0 ? check_receivers(checking) : rc;
 	return rc == 0 ? check_loops(checking) : rc;
 }
 

@@ -294,6 +294,9 @@ struct plan_input {
 	uint32_t replica_count;
 	const struct place *places; /* by member index; NULL: every member its own host, 1 NIC */
 	struct rules rules;
+	/* Told by a check of all members how many it has been through; or NULL. */
+	void (*progress)(void *arg, uint32_t checked, uint32_t members);
+	void *progress_arg;
 };
 
 static inline uint64_t ws_op_count(uint64_t bytes, uint64_t op_bytes)

@@ -88,6 +88,42 @@ START_TEST(one_run_lists_every_fault)
 }
 END_TEST
 
+static void count_progress(void *arg, uint32_t checked, uint32_t members)
+{
+	uint32_t *told = arg;
+	ck_assert_uint_eq(members, 3);
+	ck_assert_uint_eq(checked, ++*told);
+}
+
+START_TEST(a_check_of_all_tells_how_far_it_is)
+{
+	static const char source[] =
+		MANIFEST("trainer", "", TENSOR("a", "bf16", "[8,4]"), WHOLE("a", ""));
+	static const char target[] =
+		MANIFEST("rollout", "", TENSOR("a", "bf16", "[8,4]"), WHOLE("a", ""));
+	const uint32_t replicas[] = {0, 1, 2};
+	struct manifest *trainer, *rollout;
+	struct plan *plan;
+	struct ws_error err = {0};
+	uint32_t told = 0;
+	ck_ok(manifest_parse(&trainer, source, strlen(source), NULL, &err), err);
+	ck_ok(manifest_parse(&rollout, target, strlen(target), NULL, &err), err);
+	struct plan_input input = {.trainer = trainer,
+				   .rollout = rollout,
+				   .replicas = replicas,
+				   .replica_count = 3,
+				   .rules = RULES_DEFAULT,
+				   .progress = count_progress,
+				   .progress_arg = &told};
+	ck_ok(plan_make(&plan, &input, PLAN_ALL, NULL, &err), err);
+	ck_ok(plan_check(plan, NULL, &err), err);
+	ck_assert_uint_eq(told, 3);
+	plan_free(plan);
+	manifest_free(trainer);
+	manifest_free(rollout);
+}
+END_TEST
+
 /* ---- One manifest that isn't what it says. */
 
 #define GATE_UP                                       \
@@ -147,6 +183,7 @@ Suite *suite(void)
 	TCase *t = tcase_create("refuse");
 	tcase_set_timeout(t, 30);
 	tcase_add_test(t, one_run_lists_every_fault);
+	tcase_add_test(t, a_check_of_all_tells_how_far_it_is);
 	tcase_add_loop_test(t, a_manifest_that_contradicts_itself_is_refused, 0,
 			    ARRAY_SIZE(declared));
 	suite_add_tcase(s, t);
