@@ -124,7 +124,7 @@ struct simulation {
 	double predicted_s;	/* all bytes in place everywhere and every rank has said so */
 	double receive_floor_s; /* the busiest receiver's NIC bytes at line rate */
 	double send_floor_s;
-	double ratio; /* predicted_s / the higher floor */
+	double ratio; /* predicted_s / the higher floor; 0: no NIC is needed */
 	uint32_t trainer_count, member_count, bucket_count;
 	const struct sim_member *members;     /* by member index */
 	const struct sim_interval *intervals; /* by member, phase, begin */

@@ -7,7 +7,7 @@
 #include "planner/simulate_internal.h"
 
 #define DEPTH_DEFAULT 16
-#define GRAIN	      2000.0 /* steps in the time that the busiest NIC needs */
+#define GRAIN	      2000.0 /* steps in the time that the busiest link needs */
 
 /* ---- How fast. */
 static double line_rate(const struct player *player, uint32_t member)
@@ -243,6 +243,27 @@ static int factors_make(struct player *player, struct ws_error *err)
 	return 0;
 }
 
+/* The busiest link's time is a floor of the whole. */
+static int steps_set(struct player *player)
+{
+	struct sim_flows *flows = &player->flows;
+	double *loads = arena_array(&player->arena, flows->link_count, sizeof(*loads));
+
+	if (loads == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < flows->flow_count; i++) {
+		const struct sim_flow *flow = &flows->flows[i];
+		double bytes = 0;
+		for (uint32_t s = 0; s < flow->segment_count; s++)
+			bytes += (double)flows->segments[flow->segment_first + s].bytes;
+		for (uint32_t u = 0; u < flow->use_count; u++)
+			loads[flow->uses[u].link] += bytes * flow->uses[u].weight;
+	}
+	for (uint32_t l = 0; l < flows->link_count; l++)
+		flows->step_s = MAX(flows->step_s, loads[l] / flows->capacities[l] / GRAIN);
+	return 0;
+}
+
 int links_make(struct player *player, struct ws_error *err)
 {
 	struct arena *arena = &player->arena;
@@ -269,8 +290,5 @@ int links_make(struct player *player, struct ws_error *err)
 	recorder_floors(&player->recorder, lines);
 	player->flows.capacities = player->capacities;
 	player->flows.link_count = player->members * LINKS;
-	player->flows.step_s =
-		MAX(player->recorder.out->send_floor_s, player->recorder.out->receive_floor_s) /
-		GRAIN;
-	return 0;
+	return steps_set(player) == 0 ? 0 : ws_fail(err, -ENOMEM, "out of memory while simulating");
 }

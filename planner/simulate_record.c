@@ -119,7 +119,7 @@ int recorder_end(struct recorder *recorder, double closing_s, struct simulation 
 		out->predicted_s = MAX(out->predicted_s, out->members[m].end_s);
 	out->predicted_s += closing_s;
 	double floor_s = MAX(out->send_floor_s, out->receive_floor_s);
-	out->ratio = floor_s > 0 ? out->predicted_s / floor_s : 1;
+	out->ratio = floor_s > 0 ? out->predicted_s / floor_s : 0;
 	*out_out = out;
 	recorder->out = NULL;
 	return 0;

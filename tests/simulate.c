@@ -130,6 +130,29 @@ START_TEST(all_bytes_arrive_and_not_before_the_floor)
 }
 END_TEST
 
+START_TEST(members_of_one_host_need_no_nic)
+{
+	struct played played;
+
+	small_open(&played);
+	play(&played);
+	double before_s = played.simulation->predicted_s;
+	struct place *places = (struct place *)played.pair.input.places; /* of places_make */
+	for (uint32_t m = 0; m < played.simulation->member_count; m++)
+		strcpy(places[m].host, "all");
+	play(&played);
+	const struct simulation *simulation = played.simulation;
+	ck_assert_double_lt(simulation->predicted_s, before_s / 4);
+	ck_assert_double_eq(simulation->receive_floor_s + simulation->send_floor_s, 0);
+	ck_assert_double_eq(simulation->ratio, 0);
+	for (uint32_t m = 0; m < simulation->member_count; m++)
+		ck_assert_uint_eq(simulation->members[m].sent_bytes, 0);
+	ck_assert_uint_gt(simulation->members[0].nvlink_sent_bytes, 0);
+	ck_assert_uint_lt(simulation->step_count, 10000);
+	played_close(&played);
+}
+END_TEST
+
 START_TEST(a_forward_begins_when_what_feeds_it_has_come)
 {
 	struct played played;
@@ -351,6 +374,7 @@ Suite *suite(void)
 	tcase_set_timeout(tcase, 300);
 	tcase_add_loop_test(tcase, all_bytes_arrive_and_not_before_the_floor, 0,
 			    (int)ARRAY_SIZE(cases));
+	tcase_add_test(tcase, members_of_one_host_need_no_nic);
 	tcase_add_test(tcase, a_forward_begins_when_what_feeds_it_has_come);
 	tcase_add_test(tcase, half_the_bandwidth_takes_twice_as_long);
 	tcase_add_test(tcase, a_slow_rank_makes_all_wait_for_it);

@@ -60,6 +60,27 @@ START_TEST(the_pairing_loads_senders_as_published)
 }
 END_TEST
 
+START_TEST(each_allocation_may_fail)
+{
+	const struct sim_constants constants = sim_constants_default();
+	struct simulation *simulation = NULL;
+	uint64_t live = mem_live_count();
+	int rc = -ENOMEM;
+
+	for (int64_t n = 0; rc != 0; n++) {
+		ck_assert_int_lt(n, 10000);
+		mem_fail_nth(n);
+		rc = simulate_paper(&simulation, "qwen3-235b", &constants, &err);
+		mem_fail_nth(-1);
+		ck_assert(rc == 0 || (rc == -ENOMEM && simulation == NULL));
+		if (rc != 0)
+			ck_assert_uint_eq(mem_live_count(), live);
+	}
+	simulation_free(simulation);
+	ck_assert_uint_eq(mem_live_count(), live);
+}
+END_TEST
+
 START_TEST(an_unknown_pipeline_is_named)
 {
 	const struct sim_constants constants = sim_constants_default();
@@ -274,6 +295,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tcase, published_pipelines_come_out_as_published, 0,
 			    (int)ARRAY_SIZE(published));
 	tcase_add_test(tcase, the_pairing_loads_senders_as_published);
+	tcase_add_test(tcase, each_allocation_may_fail);
 	tcase_add_test(tcase, an_unknown_pipeline_is_named);
 	tcase_add_test(tcase, the_fit_gives_back_the_measurements);
 	tcase_add_loop_test(tcase, constants_are_read_or_refused, 0,
