@@ -37,10 +37,12 @@ static const struct json *read_file(struct make *make, const struct json **versi
 	struct ws_error err;
 	int rc = json_parse(&make->arena, make->options->eplb, make->options->eplb_bytes, &limits,
 			    &json, &err);
-	if (rc != 0) {
+	if (rc == -ENOMEM)
+		make->json.out->failed = true; /* what the caller looks at in the end */
+	else if (rc != 0)
 		findings_add(&make->found, "eplb", "eplb", "%s", err.text);
+	if (rc != 0)
 		return NULL;
-	}
 	*version_out = json->type == JSON_OBJECT ? json_get(json, "map_version") : NULL;
 	map = json->type == JSON_OBJECT ? json_get(json, "physical_to_logical_map") : json;
 	if (map != NULL && map->type == JSON_ARRAY && map->first != NULL &&

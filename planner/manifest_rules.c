@@ -304,10 +304,11 @@ static void add_segment(struct parse *parse, struct param_parse *param, const st
 	rule->axes = param->axes;
 	rule->axis_count = param->axis_count;
 	check_declared(parse, json, rule);
-	if (rule->expr != NULL && rule_place(parse, rule, layers, count) &&
-	    place_experts(parse, param, rule) && parse->found.count == found)
-		check_shapes(parse, rule, visits_left);
-	if (rule->scheme != NULL && parse->found.count == found)
+	if (rule->expr == NULL || !rule_place(parse, rule, layers, count) ||
+	    !place_experts(parse, param, rule) || parse->found.count > found)
+		return;
+	check_shapes(parse, rule, visits_left);
+	if (rule->scheme != NULL && parse->found.count == found && !parse->out_of_memory)
 		add_scale_rule(parse, parse->manifest->rule_count - 1, visits_left);
 }
 

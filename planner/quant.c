@@ -12,7 +12,8 @@
 
 #include "planner/describe.h"
 
-#define TORN_TRIES_MAX (1u << 16) /* forms looked at while a better size of an axis is sought */
+#define FORM_VISITS 8 /* what a form costs of the visits that a manifest has, and one for a piece \
+		       */
 
 /* ---- "schemes". */
 
@@ -368,19 +369,20 @@ struct scaling scaling_of(const struct manifest *manifest, const struct rule *ru
 
 /* The largest divisor of an axis' size at which no part tears a block; 0: none. */
 static uint32_t untorn_size(const struct manifest *manifest, const struct rule *rule,
-			    const struct axis *axis, struct spot spot, uint32_t *tries_left)
+			    const struct axis *axis, struct spot spot, uint32_t *visits_left)
 {
 	struct scaling scaling = scaling_of(manifest, rule);
-	for (uint32_t size = axis->size - 1; size > 0; size--) {
+	*visits_left -= MIN(*visits_left, axis->size / FORM_VISITS);
+	for (uint32_t size = axis->size - 1; size > 0 && *visits_left > 0; size--) {
 		bool torn = axis->size % size != 0;
 		spot.axis = axis;
 		spot.axis_size = size;
 		for (spot.axis_index = 0; !torn && spot.axis_index < size; spot.axis_index++) {
 			struct arena arena = {0};
 			struct form form;
-			torn = *tries_left == 0 ||
+			torn = *visits_left == 0 ||
 			       expr_form(rule->expr, &spot, &scaling, &arena, &form, NULL) != 0;
-			*tries_left -= torn ? 0 : 1;
+			*visits_left -= MIN(*visits_left, FORM_VISITS);
 			arena_release(&arena);
 		}
 		if (!torn)
@@ -391,15 +393,14 @@ static uint32_t untorn_size(const struct manifest *manifest, const struct rule *
 
 /* Says where blocks are torn, and which size of which axis wouldn't. */
 static void say_torn(struct parse *parse, const struct rule *rule, const struct spot *spot,
-		     const char *why)
+		     const char *why, uint32_t *visits_left)
 {
-	uint32_t tries_left = TORN_TRIES_MAX;
 	char advice[256] = "no smaller size of an axis helps";
 	for (uint32_t i = 0; i < rule->axis_count; i++) {
 		const struct axis *axis = rule->axes[i];
 		if (axis == rule->expert_axis || axis->size == 1)
 			continue;
-		uint32_t size = untorn_size(parse->manifest, rule, axis, *spot, &tries_left);
+		uint32_t size = untorn_size(parse->manifest, rule, axis, *spot, visits_left);
 		if (size == 0)
 			continue;
 		snprintf(advice, sizeof(advice),
@@ -431,11 +432,11 @@ static void check_torn(struct parse *parse, uint32_t index, uint32_t *visits_lef
 			continue;
 		last_key = key;
 		int rc = expr_form(rule->expr, &spot, &scaling, &arena, &form, &error);
-		*visits_left -= MIN(*visits_left, 1 + form.piece_count);
+		*visits_left -= MIN(*visits_left, FORM_VISITS + form.piece_count);
 		arena_release(&arena);
 		parse->out_of_memory = parse->out_of_memory || rc == -ENOMEM;
 		if (rc != 0)
-			return say_torn(parse, rule, &spot, error.text);
+			return say_torn(parse, rule, &spot, error.text, visits_left);
 	}
 }
 

@@ -128,7 +128,9 @@ static void check_layouts(const struct model *model, uint32_t m, uint32_t shape)
 		mesh_text(trainers[t].mesh[shape], models[m].layers, true, false, from,
 			  sizeof(from));
 		for (uint32_t e = 0; e < ARRAY_SIZE(engines); e++) {
-			if (strstr(models[m].without, engines[e].layout) != NULL)
+			bool turn = (t + e + shape) % ARRAY_SIZE(engines) == 0;
+			if (strstr(models[m].without, engines[e].layout) != NULL ||
+			    (SANITIZED && !turn))
 				continue;
 			mesh_text(engines[e].mesh[shape], models[m].layers, !models[m].one_shared,
 				  titan && models[m].mtp, to, sizeof(to));

@@ -327,6 +327,48 @@ START_TEST(schemes_are_checked_while_reading)
 }
 END_TEST
 
+/* Every allocation of making and reading a quantized manifest with a map fails once. */
+START_TEST(any_allocation_may_fail)
+{
+	struct writer map = WRITER_INIT(1 << 20);
+	struct manifest_options options = {
+		.side = SIDE_ROLLOUT, .layout = "vllm", .mesh = "tp=2,ep=2", .quant = "fp8-block"};
+	struct ws_error err = {0};
+	struct model *model;
+	int rc = -ENOMEM;
+	write_format(&map, "[");
+	for (uint32_t i = 0; i < 48 * 128; i++)
+		write_format(&map, "%s%u%s",
+			     i == 0	    ? "["
+			     : i % 128 == 0 ? ",["
+					    : ",",
+			     i % 128, i % 128 == 127 ? "]" : "");
+	write_format(&map, "]");
+	options.eplb = (const char *)map.bytes;
+	options.eplb_bytes = map.count;
+	ck_ok(model_builtin(&model, "qwen3-30b-a3b", &err), err);
+	uint64_t live = mem_live_count();
+	int64_t n = 0;
+	for (; rc != 0 && n < 10000; n++) {
+		struct writer out = WRITER_INIT(4 << 20);
+		struct manifest *manifest = NULL;
+		mem_fail_nth(n);
+		rc = manifest_make(model, &options, &out, NULL, &err);
+		if (rc == 0)
+			rc = manifest_parse(&manifest, out.bytes, out.count, NULL, &err);
+		mem_fail_nth(-1);
+		ck_assert_msg(rc == 0 || rc == -ENOMEM, "%" PRId64 ": %d: %s", n, rc, err.text);
+		manifest_free(manifest);
+		writer_release(&out);
+		ck_assert_uint_eq(mem_live_count(), live);
+	}
+	ck_assert_int_eq(rc, 0);
+	ck_assert_int_gt(n, 50);
+	model_free(model);
+	writer_release(&map);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("quant");
@@ -338,6 +380,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, a_torn_block_is_refused_with_the_largest_size_that_works, 0,
 			    ARRAY_SIZE(largest));
 	tcase_add_loop_test(tc, schemes_are_checked_while_reading, 0, ARRAY_SIZE(manifests));
+	tcase_add_test(tc, any_allocation_may_fail);
 	suite_add_tcase(s, tc);
 	return s;
 }
