@@ -84,8 +84,10 @@ static bool landing_keep(struct description *own, const struct description *befo
 		if (own->params.params[i].bytes != before->params.params[i].bytes ||
 		    strcmp(own->params.params[i].name, before->params.params[i].name) != 0)
 			return false;
-	memcpy(own->targets, before->targets, count * sizeof(*own->targets));
-	memcpy(own->places, before->places, count * sizeof(*own->places));
+	for (uint32_t i = 0; i < count; i++) {
+		own->targets[i] = before->targets[i];
+		own->places[i] = before->places[i];
+	}
 	return true;
 }
 

@@ -256,8 +256,8 @@ void progress_leave(struct progress *progress, uint64_t id, uint64_t incarnation
 		return;
 	struct ws_error why;
 	char name[MEMBER_NAME_BYTES];
-	bool normal = progress->is_ended || (number < progress->options.trainer_count &&
-					     !attempt_is_open(progress));
+	bool normal = progress->is_ended ||
+		      (number < progress->options.trainer_count && !attempt_is_open(progress));
 	member_name(id, name);
 	ws_fail(&why, -ECONNRESET, "%s left the run", name);
 	if (normal)
