@@ -27,6 +27,8 @@ void model_hub_start(struct model *model)
 					   .replica_ranks = model->ranks_each,
 					   .min_replicas = 1,
 					   .barrier = model->barrier,
+					   .forward = model->chain ? HUB_FORWARD_CHAIN
+								   : HUB_FORWARD_NONE,
 					   .join_ns = UINT64_MAX / 2,
 					   .lost_ns = LOST_NS,
 					   .phase_ns = PHASE_NS};

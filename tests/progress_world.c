@@ -485,6 +485,7 @@ void model_open(struct model *model, uint64_t seed, enum mutant mutant)
 {
 	*model = (struct model){
 		.random = seed, .now_ns = 1000000000u, .faults = true, .mutant = mutant};
+	model->chain = seed % 3 == 0;
 	model->ranks_each = 1 + (uint32_t)(model_draw(model) % 4 != 0);
 	model->replicas = 1 + (uint32_t)(model_draw(model) % 2);
 	model->barrier = model_chance(model, 300);

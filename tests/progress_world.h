@@ -73,7 +73,7 @@ struct process {
 struct model {
 	uint64_t random, now_ns, hub_incarnation;
 	uint32_t ranks_each, replicas, process_count;
-	bool faults, barrier, inplace;
+	bool faults, barrier, inplace, chain; /* chain: replica 0 forwards to replica 1 */
 	enum mutant mutant;
 	struct progress progress;
 	struct process process[PROCESSES];
