@@ -57,7 +57,7 @@ int put_stdout(const struct writer *text)
 }
 
 #define KIND_COLUMN_MAX	 12
-#define WHERE_COLUMN_MAX 48
+#define WHERE_COLUMN_MAX 56
 
 void say_findings(const struct findings *findings)
 {

@@ -10,6 +10,7 @@
 #include "planner/describe.h"
 
 #define GRID_AXIS_MAX	8
+#define GRID_COUNT_MAX	256
 #define IMPORT_RULE_MAX 4096
 
 /* A factorization of the ranks 0 to world - 1: coordinate = rank / stride % size. */
@@ -20,7 +21,7 @@ struct grid {
 	struct grid_axis {
 		const char *name;
 		uint32_t size, stride;
-	} axis[2 * GRID_AXIS_MAX + 1];
+	} axis[2 * GRID_AXIS_MAX + 3]; /* a pipeline's too */
 };
 
 /* Params of one name that are alike. */
@@ -35,7 +36,7 @@ struct import_rule {
 	uint32_t grid;
 	enum ws_dtype dtype;
 	bool each_layer, each_expert;
-	uint32_t *layers; /* by layer: how many params the dump has of it */
+	uint32_t *layers; /* by layer: how many params the dump has of it; last, without one */
 	uint8_t *stages;  /* of one without layers, by stage; NULL: on every stage */
 };
 

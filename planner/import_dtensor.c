@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A DTensor dump: every param's name, whole shape and dtype, its mesh and the placement on each
- * of the mesh's dims.  Placements are splits in the order that they are applied: left to right,
- * but for _StridedShard(dim, split_factor), which is applied behind those to its right whose
- * sizes make its split factor (tensor parallel first, FSDP inside, though dp stands left).
+ * of the mesh's dims; of one rank, or of one of each pipeline stage.  Placements are splits in the
+ * order that they are applied: left to right, but for _StridedShard(dim, split_factor), which is
+ * applied behind those to its right whose sizes make its split factor (tensor parallel first, FSDP
+ * inside, though dp stands left).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,11 +102,13 @@ static bool order_placements(const struct grid *mesh, const struct placement *pl
 	return true;
 }
 
-/* The dump's meshes as they were read; import->grids has them fitted, in the same order. */
+/* One rank's dump. */
 struct dtensor {
 	struct import *import;
-	const struct grid *meshes;
-	uint32_t mesh_count, rank;
+	const struct grid *meshes; /* as they were read */
+	const uint32_t *grids;	   /* by mesh: its number among import->grids */
+	struct grid_axis pipeline; /* size 1: there is none */
+	uint32_t mesh_count, rank, stage;
 };
 
 static bool read_placements(const struct dtensor *dump, const struct json *json, const char *where,
@@ -153,15 +156,49 @@ static const struct json *place(const struct dtensor *dump, const struct json *w
 	return x;
 }
 
-static uint64_t rule_key_of(const struct placement *placements, uint32_t count, uint32_t mesh,
-			    enum ws_dtype dtype)
+static uint64_t rule_key_of(const struct placement *placements, uint32_t grid, enum ws_dtype dtype)
 {
-	uint64_t key = mix64((uint64_t)mesh << 8 | (uint64_t)dtype);
-	for (uint32_t i = 0; i < count; i++)
+	uint64_t key = mix64((uint64_t)grid << 8 | (uint64_t)dtype);
+	for (uint32_t i = 0; i < GRID_AXIS_MAX; i++)
 		key = mix64(key * 31 + ((uint64_t)placements[i].dim << 32 |
 					(uint64_t)placements[i].factor << 2 |
 					(uint64_t)placements[i].kind));
 	return key;
+}
+
+/* Fills a new rule; false where nobody knows the name. */
+static bool make_rule(const struct dtensor *dump, struct import_rule *rule, const char *name,
+		      int32_t layer, const uint32_t *mesh, const struct placement *placements)
+{
+	struct import *import = dump->import;
+	const struct json *whole = import_whole(import, rule->name, layer);
+	if (whole == NULL)
+		return false;
+	rule->whole = whole;
+	rule->x = mesh == NULL ? whole : place(dump, whole, name, *mesh, placements);
+	rule->order = import_first_tensor(import, whole);
+	rule->grid = mesh == NULL ? 0 : dump->grids[*mesh];
+	rule->each_layer = layer >= 0;
+	rule->each_expert = strstr(rule->name, "{E}") != NULL;
+	rule->stages = import_alloc(import, import->stage_count, 1);
+	return true;
+}
+
+/* Where the param is: its layer's stage, or this one. */
+static void note_stage(const struct dtensor *dump, struct import_rule *rule, const char *name,
+		       int32_t layer)
+{
+	struct import *import = dump->import;
+	if (rule->stages == NULL)
+		return;
+	rule->stages[dump->stage] = 1;
+	if (layer < 0 || layer >= (int32_t)import->layer_end)
+		return;
+	if (import->stage_of[layer] != UINT32_MAX && import->stage_of[layer] != dump->stage)
+		findings_add(&import->found, "stage", name,
+			     "layer %d is on stage %u and on stage %u", layer,
+			     import->stage_of[layer], dump->stage);
+	import->stage_of[layer] = dump->stage;
 }
 
 static void read_param(const struct dtensor *dump, const struct json *json, uint32_t index)
@@ -192,26 +229,24 @@ static void read_param(const struct dtensor *dump, const struct json *json, uint
 	uint32_t mesh = plain_tensor ? 0 : (uint32_t)at->integer;
 	if (!plain_tensor && !read_placements(dump, placed, name, shape->count, mesh, placements))
 		return;
-	uint64_t key = rule_key_of(placements, GRID_AXIS_MAX, mesh, dtype);
-	struct import_rule *rule = import_rule(import, template, key);
+	uint32_t grid = plain_tensor ? 0 : dump->grids[mesh];
+	struct import_rule *rule =
+		import_rule(import, template, rule_key_of(placements, grid, dtype));
 	if (rule == NULL)
 		return;
-	if (rule->whole == NULL || !import_has(import, rule->whole, layer)) {
-		const struct json *whole = import_whole(import, template, layer);
-		if (whole == NULL)
-			return import_unknown(import, name, template);
-		rule->whole = whole;
-		rule->x = plain_tensor ? whole : place(dump, whole, name, mesh, placements);
-		rule->order = import_first_tensor(import, whole);
-		rule->grid = mesh;
-		rule->dtype = dtype;
-		rule->each_layer = layer >= 0;
-		rule->each_expert = strstr(template, "{E}") != NULL;
-	}
-	import_count(import, rule, layer);
-	import_claim(import, &import->wholes, plain, 0, shape);
+	rule->dtype = dtype;
+	bool known = rule->whole != NULL ? import_has(import, rule->whole, layer)
+					 : make_rule(dump, rule, name, layer,
+						     plain_tensor ? NULL : &mesh, placements);
+	if (!known)
+		return import_unknown(import, name, template);
+	/* Stages may share a param without a layer; each has its part of it. */
+	if (layer >= 0 || rule->layers[import->layer_end] == 0 || import->stage_count == 1)
+		import_claim(import, &import->wholes, plain, 0, shape);
 	if (local != NULL)
 		import_claim(import, &import->parts, plain, dump->rank, local);
+	import_count(import, rule, layer);
+	note_stage(dump, rule, name, layer);
 }
 
 /* {"dims": ["dp", "tp"], "ranks": [[0, 1], [2, 3]]} */
@@ -222,14 +257,13 @@ static bool read_mesh(struct import *import, const struct json *json, uint32_t i
 	const struct json *depth = ranks;
 	char where[32];
 	snprintf(where, sizeof(where), "meshes[%u]", index);
-	mesh->name = arena_text(&import->arena, "m%u", index);
 	for (; depth != NULL && depth->type == JSON_ARRAY && mesh->axis_count < GRID_AXIS_MAX;
 	     depth = depth->first) {
 		const struct json *dim = json_at(dims, mesh->axis_count);
 		const char *name = dim != NULL && dim->type == JSON_STRING ? dim->text : NULL;
 		if (name == NULL)
 			name = arena_text(&import->arena, "d%u", mesh->axis_count);
-		if (name == NULL || mesh->name == NULL)
+		if (name == NULL)
 			return !(import->out_of_memory = true);
 		mesh->axis[mesh->axis_count++].name = name;
 	}
@@ -238,40 +272,64 @@ static bool read_mesh(struct import *import, const struct json *json, uint32_t i
 			     "it needs \"ranks\", lists nested 1 to %d deep", GRID_AXIS_MAX);
 		return false;
 	}
-	if (!grid_read(import, ranks, mesh, where))
-		return false;
-	import->grids[index] = *mesh;
-	return grid_fit(import, &import->grids[index], where);
+	return grid_read(import, ranks, mesh, where);
 }
 
-/* The mesh of params that have none, if no other is there. */
-static void add_flat_grid(struct import *import)
+/* The number of a grid among those that there are, made when new. */
+static bool add_grid(struct import *import, const struct grid *grid, uint32_t *number_out)
 {
-	import->grids[0] = (struct grid){.name = "ranks", .axis_count = 1, .axis = {
-						 { "rank",
-						   import->world,
-						   1 }
-					 }};
-	import->grid_count = 1;
+	for (uint32_t g = 0; g < import->grid_count; g++) {
+		const struct grid *other = &import->grids[g];
+		bool same = other->axis_count == grid->axis_count;
+		for (uint32_t i = 0; i < grid->axis_count && same; i++)
+			same = strcmp(other->axis[i].name, grid->axis[i].name) == 0 &&
+			       other->axis[i].size == grid->axis[i].size &&
+			       other->axis[i].stride == grid->axis[i].stride;
+		*number_out = g;
+		if (same)
+			return true;
+	}
+	if (import->grid_count == GRID_COUNT_MAX) {
+		findings_add(&import->found, "mesh", "meshes", "more than %d different ones",
+			     GRID_COUNT_MAX);
+		return false;
+	}
+	*number_out = import->grid_count;
+	import->grids[import->grid_count] = *grid;
+	import->grids[import->grid_count].name =
+		arena_text(&import->arena, "m%u", import->grid_count);
+	import->out_of_memory = import->grids[import->grid_count++].name == NULL;
+	return !import->out_of_memory;
 }
 
-static bool read_meshes(struct dtensor *dump)
+static bool read_meshes(struct dtensor *dump, const struct json *list)
 {
 	struct import *import = dump->import;
-	const struct json *list = json_get(import->dump, "meshes");
 	uint32_t count = list != NULL && list->type == JSON_ARRAY ? list->count : 0, index = 0;
 	struct grid *meshes = import_alloc(import, count + 1, sizeof(*meshes));
-	import->grids = import_alloc(import, count + 1, sizeof(*import->grids));
-	if (meshes == NULL || import->grids == NULL)
+	uint32_t *grids = import_alloc(import, count + 1, sizeof(*grids));
+	if (meshes == NULL || grids == NULL)
 		return false;
-	uint32_t found = import->found.count;
-	for (const struct json *it = count > 0 ? list->first : NULL; it != NULL; it = it->next)
-		read_mesh(import, it, index, &meshes[index]), index++;
+	bool good = true;
+	for (const struct json *it = count > 0 ? list->first : NULL; it != NULL; it = it->next) {
+		char where[32];
+		snprintf(where, sizeof(where), "meshes[%u]", index);
+		bool read = read_mesh(import, it, index, &meshes[index]);
+		struct grid grid = meshes[index];
+		if (read && dump->pipeline.size > 1)
+			grid.axis[grid.axis_count++] = dump->pipeline;
+		read = read && grid_fit(import, &grid, where) &&
+		       add_grid(import, &grid, &grids[index]);
+		good = good && read;
+		index++;
+	}
 	dump->meshes = meshes;
-	dump->mesh_count = import->grid_count = count;
-	if (count == 0)
-		add_flat_grid(import);
-	return import->found.count == found && !import->out_of_memory;
+	dump->grids = grids;
+	dump->mesh_count = count;
+	/* A mesh for params that have none, where no other is there. */
+	struct grid flat = {.axis_count = 1, .axis = {{"rank", import->world, 1}}};
+	uint32_t number;
+	return good && (import->grid_count > 0 || add_grid(import, &flat, &number));
 }
 
 /* Modules of experts: as many as the model has, at each layer where there is one. */
@@ -289,11 +347,11 @@ static void check_experts(struct import *import)
 	}
 }
 
-void import_dtensor(struct import *import)
+static void read_rank(struct dtensor *dump, const struct json *json)
 {
-	struct dtensor dump = {.import = import};
-	const struct json *params = json_get(import->dump, "params");
-	int64_t rank = json_integer(import->dump, "rank", 0);
+	struct import *import = dump->import;
+	const struct json *params = json_get(json, "params");
+	int64_t rank = json_integer(json, "rank", 0);
 	uint32_t index = 0;
 	if (rank < 0 || rank >= import->world)
 		return findings_add(&import->found, "dump", "rank", "it must be below %u",
@@ -301,12 +359,51 @@ void import_dtensor(struct import *import)
 	if (params == NULL || params->type != JSON_ARRAY || params->count == 0)
 		return findings_add(&import->found, "dump", "params",
 				    "it must be a list of params");
-	dump.rank = (uint32_t)rank;
-	if (!read_meshes(&dump))
+	dump->rank = (uint32_t)rank;
+	if (!read_meshes(dump, json_get(json, "meshes")))
 		return;
 	for (const struct json *it = params->first; it != NULL && !import->out_of_memory;
 	     it = it->next)
-		read_param(&dump, it, index++);
+		read_param(dump, it, index++);
+}
+
+/* "ranks": the dumps of the first rank of each stage, which are in equal steps. */
+static bool read_pipeline(struct dtensor *dump, const struct json *ranks)
+{
+	struct import *import = dump->import;
+	int64_t first = json_integer(ranks->first, "rank", -1), at = 0;
+	int64_t step = ranks->count > 1 ? json_integer(ranks->first->next, "rank", -1) - first : 1;
+	bool good = ranks->type == JSON_ARRAY && first >= 0 && step >= 1;
+	for (const struct json *it = ranks->first; it != NULL && good; it = it->next, at++)
+		good = json_integer(it, "rank", -1) == first + at * step;
+	if (!good || at * step > import->world) {
+		findings_add(&import->found, "dump", "ranks",
+			     "it must be a list of dumps of ranks in equal steps, one of each "
+			     "pipeline stage");
+		return false;
+	}
+	dump->pipeline.size = import->stage_count = (uint32_t)at;
+	dump->pipeline.stride = (uint32_t)step;
+	return true;
+}
+
+void import_dtensor(struct import *import)
+{
+	struct dtensor dump = {.import = import, .pipeline = {"pp", 1, 1}};
+	const struct json *ranks = json_get(import->dump, "ranks");
+	import->stage_count = 1;
+	if (ranks != NULL && !read_pipeline(&dump, ranks))
+		return;
+	import->grids = import_alloc(import, GRID_COUNT_MAX, sizeof(*import->grids));
+	import->stage_of = import_alloc(import, import->layer_end + 1, sizeof(uint32_t));
+	if (import->grids == NULL || import->stage_of == NULL)
+		return;
+	memset(import->stage_of, 0xff, (import->layer_end + 1) * sizeof(uint32_t));
+	if (ranks == NULL)
+		read_rank(&dump, import->dump);
+	for (const struct json *it = ranks == NULL ? NULL : ranks->first; it != NULL;
+	     it = it->next, dump.stage++)
+		read_rank(&dump, it);
 	if (!import->out_of_memory)
 		check_experts(import);
 }

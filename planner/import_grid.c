@@ -101,7 +101,7 @@ bool grid_fit(struct import *import, struct grid *grid, const char *where)
 {
 	struct grid fitted = {.name = grid->name};
 	uint32_t left = import->world;
-	bool used[GRID_AXIS_MAX] = {0};
+	bool used[GRID_AXIS_MAX + 1] = {0};
 	for (uint32_t n = 0; n < grid->axis_count; n++) {
 		uint32_t best = UINT32_MAX;
 		for (uint32_t i = 0; i < grid->axis_count; i++) {

@@ -118,7 +118,8 @@ static void add_values(const struct manifest *manifest, uint32_t rank, const str
 	}
 }
 
-static const char *const valued[] = {"dtensor_fsdp2", "dtensor_hsdp", "dtensor_tp", "dtensor_ep"};
+static const char *const valued[] = {"dtensor_fsdp2", "dtensor_hsdp", "dtensor_tp", "dtensor_ep",
+				     "dtensor_pp"};
 
 START_TEST(every_rank_of_pytorch_held_what_the_manifest_says)
 {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the dumps here were made: real FSDP2, HSDP, TP and EP over gloo (torch 2.6.0, CPU).
+"""How the dumps here were made: real FSDP2, HSDP, TP, EP and a pipeline over gloo (torch 2.6.0, CPU).
 
-    python make_dtensor.py fsdp2|hsdp|tp|ep
+    python make_dtensor.py fsdp2|hsdp|tp|ep|pp
 
 Each element is a number that says which canonical element it is: its index in its tensor, or for
 an expert's, expert * elements + index (gate and up of one expert: 2 * expert + which).  VALUES has
@@ -47,9 +47,9 @@ def linear(rows, columns):
 
 
 def build(stacked):
-    model = leaf(model=leaf(embed_tokens=leaf(weight=ids(V, H)), norm=leaf(weight=ids(H)), layers=nn.ModuleList()),
+    model = leaf(model=leaf(embed_tokens=leaf(weight=ids(V, H)), norm=leaf(weight=ids(H)), layers=nn.ModuleDict()),
                  lm_head=leaf(weight=ids(V, H)))
-    for _ in range(config["num_hidden_layers"]):
+    for index in range(config["num_hidden_layers"]):
         if stacked:
             experts = leaf(gate_up_proj=ids(E, 2 * I, H), down_proj=ids(E, H, I))
         else:
@@ -59,11 +59,11 @@ def build(stacked):
                 expert.gate_proj.weight = ids(I, H, first=2 * e * I * H)
                 expert.up_proj.weight = ids(I, H, first=(2 * e + 1) * I * H)
                 expert.down_proj.weight = ids(H, I, first=e * I * H)
-        model.model.layers.append(leaf(
+        model.model.layers[str(index)] = leaf(
             input_layernorm=leaf(weight=ids(H)), post_attention_layernorm=leaf(weight=ids(H)),
             self_attn=leaf(q_proj=linear(Q * D, H), k_proj=linear(K * D, H), v_proj=linear(K * D, H),
                            o_proj=linear(H, Q * D), q_norm=leaf(weight=ids(D)), k_norm=leaf(weight=ids(D))),
-            mlp=leaf(gate=linear(E, H), experts=experts)))
+            mlp=leaf(gate=linear(E, H), experts=experts))
     return model
 
 
@@ -72,7 +72,18 @@ def shard(kind, world):
         return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
     model = build(kind == "ep")
-    layers, outer = model.model.layers, mesh((world,), ("dp",))
+    outer = mesh((world,), ("dp",))
+    if kind == "pp":
+        both = mesh((2, world // 2), ("pp", "dp"))
+        outer, stage = both["dp"], both.get_local_rank("pp")
+        for index in range(config["num_hidden_layers"]):
+            if index // 2 != stage:
+                del model.model.layers[str(index)]
+        if stage == 0:
+            del model.model.norm, model.lm_head
+        else:
+            del model.model.embed_tokens
+    layers = list(model.model.layers.values())
     if kind == "hsdp":
         outer = mesh((2, world // 2), ("rep", "dp"))
     if kind == "tp":
@@ -110,8 +121,18 @@ def work(rank, world, kind):
         mine[name] = [int(local[0]), int(local[-1]), int(local.sum())] if local.numel() > 0 else []
     every = [None] * world
     dist.all_gather_object(every, mine)
+    path = os.path.join(here, f"dtensor_{kind}.json")
+    stages = [0, world // 2] if kind == "pp" else [0]
+    if rank in stages:
+        dump_dtensor(model, path if len(stages) == 1 else f"{path}.{rank}", rank, world)
+    dist.barrier()
     if rank == 0:
-        dump_dtensor(model, os.path.join(here, f"dtensor_{kind}.json"), rank, world)
+        if len(stages) > 1:
+            with open(path, "w") as file:
+                json.dump({"ws_dump": "dtensor", "world": world, "ranks": [json.load(open(f"{path}.{r}")) for r in stages]},
+                          file)
+            for stage in stages:
+                os.unlink(f"{path}.{stage}")
         with open(os.path.join(here, f"dtensor_{kind}_values.json"), "w") as file:
             json.dump({"torch": torch.__version__, "ranks": every}, file)
     dist.barrier()
@@ -119,5 +140,5 @@ def work(rank, world, kind):
 
 
 if __name__ == "__main__":
-    world = {"fsdp2": 3, "hsdp": 6, "tp": 4, "ep": 4}[sys.argv[1]]
+    world = {"fsdp2": 3, "hsdp": 6, "tp": 4, "ep": 4, "pp": 4}[sys.argv[1]]
     mp.spawn(work, args=(world, sys.argv[1]), nprocs=world)
