@@ -131,7 +131,7 @@ check() {
 	part "updates: layout pairs over tcp, every byte" scripts build updates
 	part "faults: what dies and what is bad" scripts build faults
 	part "the command line, examples, memory, the reference safetensors" scripts build cli examples dump memory \
-		bad_manifests safetensors_reference
+		bad_manifests import safetensors_reference
 	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined
 	part "the same under asan+ubsan" programs build-address,undefined
