@@ -10,10 +10,11 @@ function press(canvas, ...keys) {
 
 // How many pixels of a picture aren't the background.
 function inked(canvas) {
-	const copy = Object.assign(document.createElement('canvas'), {width: canvas.width, height: canvas.height});
+	const {width, height} = canvas;
+	const copy = element('canvas', {width, height});
 	const pen = copy.getContext('2d', {willReadFrequently: true});
 	pen.drawImage(canvas, 0, 0);
-	const {data} = pen.getImageData(0, 0, copy.width, copy.height);
+	const {data} = pen.getImageData(0, 0, width, height);
 	let count = 0;
 	for (let i = 3; i < data.length; i += 4)
 		count += data[i] > 0;
@@ -27,7 +28,8 @@ function work() {
 	for (const canvas of document.querySelectorAll('canvas[tabindex]')) {
 		if (canvas.closest('[hidden]'))
 			continue;
-		const name = canvas.closest('[id]').id, output = canvas.closest('figure').querySelector('output');
+		const name = canvas.closest('[id]').id;
+		const output = canvas.closest('figure').querySelector('output');
 		const whole = inked(canvas);
 		press(canvas, 'ArrowRight');
 		const first = output.textContent;
@@ -43,7 +45,8 @@ function work() {
 		input.click();
 	setTimeout(() => {
 		for (const table of document.querySelectorAll('table'))
-			seen.tables[table.closest('section').id] = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+			seen.tables[table.closest('section').id] = [...table.rows].map((row) =>
+				[...row.cells].map((cell) => cell.textContent));
 		document.body.dataset.seen = JSON.stringify(seen);
 	}, 500);
 }

@@ -9,9 +9,9 @@ class Bars extends Chart {
 		this.values = values;
 		this.read = read;
 		this.name = name; // of a bar, on the axis
-		this.least = values.reduce((a, b) => Math.min(a, b), Infinity);
-		this.most = values.reduce((a, b) => Math.max(a, b), 0);
-		this.mean = values.reduce((a, b) => a + b, 0) / values.length;
+		this.least = leastOf(values);
+		this.most = mostOf(values);
+		this.mean = sumOf(values) / values.length;
 		this.fromZero = true;
 	}
 
@@ -56,18 +56,18 @@ class Bars extends Chart {
 		}
 	}
 
-	// Narrow bars stand pixel by pixel of the screen, so that none is blurred; those that share a
-	// pixel are shaded from the least to the most.
+	// Narrow bars stand pixel by pixel of the screen, so that none is blurred; those that
+	// share a pixel are shaded from the least to the most.
 	drawBars(pen, plot) {
 		const {x0, x1} = this.view, count = x1 - x0, bar = plot.width / count;
 		const pixels = Math.round(plot.width * this.ratio);
 		if (bar > 6)
 			return this.drawWideBars(pen, bar > 24 ? 8 : 1);
 		for (let pixel = 0; pixel < pixels; pixel++) {
-			const first = x0 + Math.floor(pixel * count / pixels);
-			const end = Math.max(first + 1, x0 + Math.floor((pixel + 1) * count / pixels));
-			const shared = this.values.subarray(first, end);
-			const least = Math.min(...shared), most = Math.max(...shared);
+			const first = Math.floor(pixel * count / pixels);
+			const end = Math.max(first + 1, Math.floor((pixel + 1) * count / pixels));
+			const shared = this.values.subarray(x0 + first, x0 + end);
+			const least = leastOf(shared), most = mostOf(shared);
 			const left = (Math.round(plot.left * this.ratio) + pixel) / this.ratio;
 			if (most > least)
 				this.drawBar(pen, left, 1 / this.ratio, most, 0.45);
@@ -84,7 +84,8 @@ class Bars extends Chart {
 
 	// Blue up to the mean, vermilion above it.
 	drawBar(pen, left, width, value, alpha) {
-		const foot = this.plot.top + this.plot.height, mean = this.pixelOf(Math.min(value, this.mean));
+		const foot = this.plot.top + this.plot.height;
+		const mean = this.pixelOf(Math.min(value, this.mean));
 		pen.globalAlpha = alpha;
 		pen.fillStyle = color('base');
 		pen.fillRect(left, mean, width, foot - mean);
@@ -119,8 +120,9 @@ class Bars extends Chart {
 		pen.fillStyle = color('soft');
 		pen.textAlign = 'center';
 		pen.textBaseline = 'top';
+		const foot = plot.top + plot.height + 6;
 		for (const x of steps(this.view.x0, this.view.x1, plot.width, 56))
-			pen.fillText(this.name(x), this.pixelX(x + 0.5), plot.top + plot.height + 6);
+			pen.fillText(this.name(x), this.pixelX(x + 0.5), foot);
 	}
 }
 
@@ -146,26 +148,35 @@ function readNic({member, nic}, bytes, mean) {
 	const {host, nics, mbps} = places[member];
 	const which = nics > 1 ? `, NIC ${nic} of ${nics}` : '';
 	const speed = mbps / nics; // mbps is that of all its NICs
-	const time = mbps > 0 ? `; ${(bytes * 8 / speed / 1e6).toFixed(3)} s at ${speed / 1000} Gb/s` : '';
+	const time = speed > 0
+		? `; ${seconds(bytes * 8 / speed / 1e6)} at ${speed / 1000} Gb/s` : '';
 	return `${memberName(member)}${which}${host ? ` on host ${host}` : ''}: ${both(bytes)}, ` +
 	       `${times(bytes, mean)} times the mean${time}`;
+}
+
+// Members [first, end) as bars of the figure with this id.
+function showSide(id, bytes, first, end) {
+	const {owners, values} = nicsOf(bytes, first, end);
+	const figure = document.getElementById(id);
+	const read = (x) => readNic(owners[x], values[x], chart.mean);
+	const chart = new Bars(figure, values, read, (x) => axisName(owners[x].member));
+	Object.assign(figure.dataset, {
+		bars: values.length, least: chart.least, most: chart.most,
+		bytes: sumOf(bytes.slice(first, end)),
+	});
+	return chart;
 }
 
 function showNics() {
 	const section = document.getElementById('nics');
 	const {trainers, members} = data.plan;
-	const charts = [['senders', data.sent, 0, Math.max(trainers, lastBusy(data.sent) + 1)],
-			['receivers', data.received, trainers, members]].map(([id, bytes, first, end]) => {
-		const {owners, values} = nicsOf(bytes, first, end);
-		const figure = document.getElementById(id);
-		const chart = new Bars(figure, values, (x) => readNic(owners[x], values[x], chart.mean),
-				       (x) => axisName(owners[x].member));
-		Object.assign(figure.dataset, {bars: values.length, least: chart.least, most: chart.most,
-					       bytes: bytes.slice(first, end).reduce((a, b) => a + b, 0)});
-		return chart;
-	});
+	const charts = [
+		showSide('senders', data.sent, 0, Math.max(trainers, lastBusy(data.sent) + 1)),
+		showSide('receivers', data.received, trainers, members),
+	];
+	const few = charts.every((chart) => chart.values.length <= FEW / 2);
 	section.hidden = false;
-	section.querySelector('.figures').classList.toggle('beside', charts.every((chart) => chart.values.length <= FEW / 2));
+	section.querySelector('.figures').classList.toggle('beside', few);
 	choice(section.querySelector('.choice'), ['from zero', 'around the mean'], 0, (which) => {
 		for (const chart of charts) {
 			chart.fromZero = which === 0;
@@ -187,15 +198,19 @@ function lastBusy(bytes) {
 function showBuckets() {
 	const section = document.getElementById('buckets');
 	const buckets = data.buckets;
-	const chart = new Bars(section.querySelector('figure'), Float64Array.from(buckets, (bucket) => bucket[1]),
-			       (x) => `bucket ${x}, ${buckets[x][0]}: ${both(buckets[x][1])}, ${plural(buckets[x][2], 'tensor')}`,
-			       (x) => String(x));
+	const read = (x) => {
+		const [name, bytes, tensors] = buckets[x];
+		return `bucket ${x}, ${name}: ${both(bytes)}, ${plural(tensors, 'tensor')}`;
+	};
+	const values = Float64Array.from(buckets, ([, bytes]) => bytes);
+	const chart = new Bars(section.querySelector('figure'), values, read, String);
 	section.hidden = false;
 	chart.layout();
-	section.dataset.bytes = buckets.reduce((sum, bucket) => sum + bucket[1], 0);
+	section.dataset.bytes = sumOf(values);
 	dark.addEventListener('change', () => chart.repaint());
 	later(section.querySelector('details'), (table) => {
-		fillTable(table, ['#bucket', 'name', '#tensors', '#bytes'],
-			  buckets.map(([name, bytes, tensors], i) => [i, name, exact(tensors), exact(bytes)]));
+		const rows = buckets.map(([name, bytes, tensors], i) =>
+			[i, name, exact(tensors), exact(bytes)]);
+		fillTable(table, ['#bucket', 'name', '#tensors', '#bytes'], rows);
 	});
 }

@@ -20,17 +20,18 @@ class Chart {
 		this.output.setAttribute('aria-live', 'polite');
 		this.whole = {x0: 0, x1: columns, y0: 0, y1: rows};
 		this.view = {...this.whole};
-		this.margin = {left: 84, right: 16, top: 8, bottom: 26}; // equal left: pictures line up
+		this.margin = {left: 84, right: 16, top: 8, bottom: 26}; // so that pictures line up
 		this.cursor = null; // the cell that is read
 		this.drag = null; // where a rectangle begins and ends, in pixels
 		this.painted = null;
 		this.addButtons(figure.querySelector('.zoom'));
 		this.listen();
-		new ResizeObserver(() => requestAnimationFrame(() => this.layout())).observe(figure);
+		const laidOut = () => requestAnimationFrame(() => this.layout());
+		new ResizeObserver(laidOut).observe(figure);
 	}
 
 	addButtons(home) {
-		home.hidden = this.whole.x1 <= FEW && this.whole.y1 <= FEW; // nothing to come closer to
+		home.hidden = this.whole.x1 <= FEW && this.whole.y1 <= FEW;
 		const add = (label, title, act) => {
 			const button = document.createElement('button');
 			Object.assign(button, {type: 'button', textContent: label, title});
@@ -78,11 +79,13 @@ class Chart {
 	}
 
 	pixelX(x) {
-		return this.plot.left + (x - this.view.x0) / (this.view.x1 - this.view.x0) * this.plot.width;
+		const {x0, x1} = this.view;
+		return this.plot.left + (x - x0) / (x1 - x0) * this.plot.width;
 	}
 
 	pixelY(y) {
-		return this.plot.top + (y - this.view.y0) / (this.view.y1 - this.view.y0) * this.plot.height;
+		const {y0, y1} = this.view;
+		return this.plot.top + (y - y0) / (y1 - y0) * this.plot.height;
 	}
 
 	// The cell under a point of the canvas; null outside of the plot.
@@ -148,14 +151,15 @@ class Chart {
 			this.drawCursor(pen);
 		if (this.drag)
 			this.drawDrag(pen);
-		const all = ['x0', 'x1', 'y0', 'y1'].every((side) => this.view[side] === this.whole[side]);
+		const same = (side) => this.view[side] === this.whole[side];
 		for (const button of this.outButtons)
-			button.disabled = all;
+			button.disabled = Object.keys(this.whole).every(same);
 	}
 
 	drawCursor(pen) {
 		const {x, y} = this.cursor, {left, top, width, height} = this.plot;
-		const x0 = this.pixelX(x), x1 = this.pixelX(x + 1), y0 = this.pixelY(y), y1 = this.pixelY(y + 1);
+		const x0 = this.pixelX(x), x1 = this.pixelX(x + 1);
+		const y0 = this.pixelY(y), y1 = this.pixelY(y + 1);
 		pen.strokeStyle = color('ink');
 		pen.globalAlpha = 0.35;
 		pen.beginPath();
@@ -184,9 +188,9 @@ class Chart {
 
 	clamp(event) {
 		const {left, top, width, height} = this.plot;
-		const rows = this.whole.y1 > 1;
-		return {x: Math.min(Math.max(event.offsetX, left), left + width - 0.01),
-			y: rows ? Math.min(Math.max(event.offsetY, top), top + height - 0.01) : top};
+		const within = (at, low, span) => Math.min(Math.max(at, low), low + span - 0.01);
+		return {x: within(event.offsetX, left, width),
+			y: this.whole.y1 > 1 ? within(event.offsetY, top, height) : top};
 	}
 
 	pointerMoved(event) {
@@ -213,9 +217,10 @@ class Chart {
 		this.drag = null;
 		if (!drag)
 			return;
-		const wide = Math.abs(drag.from.x - drag.to.x), high = Math.abs(drag.from.y - drag.to.y);
-		const a = this.cellAt(drag.from.x, drag.from.y), b = this.cellAt(drag.to.x, drag.to.y);
-		if (wide < 6 || (high < 6 && this.whole.y1 > 1) || !a || !b)
+		const {from, to} = drag;
+		const a = this.cellAt(from.x, from.y), b = this.cellAt(to.x, to.y);
+		const flat = Math.abs(from.y - to.y) < 6 && this.whole.y1 > 1;
+		if (Math.abs(from.x - to.x) < 6 || flat || !a || !b)
 			return this.redraw();
 		this.show({x0: Math.min(a.x, b.x), x1: Math.max(a.x, b.x) + 1,
 			   y0: Math.min(a.y, b.y), y1: Math.max(a.y, b.y) + 1});
@@ -239,8 +244,12 @@ class Chart {
 
 	key(event) {
 		const step = event.shiftKey ? 10 : 1, aside = step * this.stepX();
-		const moves = {ArrowLeft: [-aside, 0], ArrowRight: [aside, 0], ArrowUp: [0, -step], ArrowDown: [0, step],
-			       Home: [-Infinity, 0], End: [Infinity, 0], PageUp: [0, -Infinity], PageDown: [0, Infinity]};
+		const moves = {
+			ArrowLeft: [-aside, 0], ArrowRight: [aside, 0],
+			ArrowUp: [0, -step], ArrowDown: [0, step],
+			Home: [-Infinity, 0], End: [Infinity, 0],
+			PageUp: [0, -Infinity], PageDown: [0, Infinity],
+		};
 		if (moves[event.key] && !event.ctrlKey && !event.altKey)
 			this.move(...moves[event.key]);
 		else if (event.key === '+' || event.key === '=')
@@ -261,8 +270,10 @@ class Chart {
 		const {x0, x1, y0, y1} = this.view;
 		const within = (value, end) => Math.min(Math.max(value, 0), end - 1);
 		const at = this.cursor || {x: x0 - Math.sign(dx), y: y0 - Math.sign(dy)};
-		const cell = {x: within(at.x + dx, this.whole.x1), y: within(at.y + dy, this.whole.y1)};
-		const shift = (value, low, high) => value < low ? value - low : value >= high ? value + 1 - high : 0;
+		const cell = {x: within(at.x + dx, this.whole.x1),
+			      y: within(at.y + dy, this.whole.y1)};
+		const shift = (value, low, high) =>
+			Math.min(value - low, 0) + Math.max(value + 1 - high, 0);
 		const sx = shift(cell.x, x0, x1), sy = shift(cell.y, y0, y1);
 		if (sx !== 0 || sy !== 0)
 			this.show({x0: x0 + sx, x1: x1 + sx, y0: y0 + sy, y1: y1 + sy});

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From numbers to colours: viridis, whose lightness rises evenly, so that it reads without hue
-// (colour-blind eyes, grey prints).  On a dark page more is lighter, on a light page more is darker.
+// (colour-blind eyes, grey prints).  More is what stands out more: darker on a light page, lighter
+// on a dark one.
 
 const viridis = [
 	[68, 1, 84], [72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140],
@@ -19,7 +20,8 @@ function color(name) {
 function ramp(share) {
 	const at = (dark.matches ? share : 1 - share) * (viridis.length - 1);
 	const low = Math.min(Math.floor(at), viridis.length - 2);
-	return viridis[low].map((from, i) => Math.round(from + (viridis[low + 1][i] - from) * (at - low)));
+	const mix = (from, to) => Math.round(from + (to - from) * (at - low));
+	return viridis[low].map((from, i) => mix(from, viridis[low + 1][i]));
 }
 
 function rgb([red, green, blue]) {

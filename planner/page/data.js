@@ -36,8 +36,9 @@ function unpackMatrix(packed) {
 
 // Each member's host, NICs and speed; without places every member is its own host with one NIC.
 function unpackPlaces(runs, count) {
-	const places = runs.flatMap(([host, nics, mbps, run]) => Array(run).fill({host, nics, mbps}));
-	return places.length > 0 ? places : Array(count).fill({host: '', nics: 1, mbps: 0});
+	if (runs.length === 0)
+		return Array(count).fill({host: '', nics: 1, mbps: 0});
+	return runs.flatMap(([host, nics, mbps, run]) => Array(run).fill({host, nics, mbps}));
 }
 
 const places = data.plan ? unpackPlaces(data.places, data.plan.members) : [];
@@ -53,10 +54,23 @@ function memberName(member) {
 
 // Members [first, first + count) on an axis.
 function memberSpan(first, count) {
-	return count === 1 ? memberName(first) : `${memberName(first)} to ${memberName(first + count - 1)}`;
+	const name = memberName(first);
+	return count === 1 ? name : `${name} to ${memberName(first + count - 1)}`;
 }
 
 // ---- Numbers.
+
+function sumOf(list) {
+	return list.reduce((a, b) => a + b, 0);
+}
+
+function leastOf(list) {
+	return list.reduce((a, b) => Math.min(a, b), Infinity);
+}
+
+function mostOf(list) {
+	return list.reduce((a, b) => Math.max(a, b), 0);
+}
 
 function exact(number) {
 	return Math.round(number).toLocaleString('en').replaceAll(',', '\u202f');
@@ -68,7 +82,8 @@ function short(bytes) {
 	let unit = 0;
 	for (; bytes >= 999.5 && unit + 1 < units.length; unit++)
 		bytes /= 1000;
-	return `${unit === 0 ? Math.round(bytes) : bytes.toPrecision(bytes < 1 ? 1 : 4)}\u00a0${units[unit]}`;
+	const digits = unit === 0 ? String(Math.round(bytes)) : bytes.toPrecision(4);
+	return `${digits}\u00a0${units[unit]}`;
 }
 
 // What a reader may want to copy: 1.234 GB (1 234 000 000 bytes).
@@ -77,7 +92,8 @@ function both(bytes) {
 }
 
 function seconds(time, digits = 4) {
-	return time < 0.1 ? `${(time * 1000).toPrecision(digits)}\u00a0ms` : `${time.toPrecision(digits)}\u00a0s`;
+	return time < 0.1 ? `${(time * 1000).toPrecision(digits)}\u00a0ms`
+			  : `${time.toPrecision(digits)}\u00a0s`;
 }
 
 // A ratio to the mean, as exact as it is near 1.

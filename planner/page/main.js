@@ -3,9 +3,7 @@
 // Puts the page together.
 
 function put(id, text) {
-	const element = document.getElementById(id);
-	element.textContent = text;
-	return element;
+	return Object.assign(document.getElementById(id), {textContent: text});
 }
 
 function showHeader() {
@@ -13,8 +11,8 @@ function showHeader() {
 	const side = (of, word) => `${plural(of.ranks, word)} (${of.framework})`;
 	const copies = replicas && replicas.length > 1 ? `${replicas.length} replicas of ` : '';
 	put('model', (rollout || trainer || {model: 'Refused'}).model);
-	put('sides', trainer && rollout
-		? `${side(trainer, 'trainer')} \u2192 ${copies}${side(rollout, 'rollout rank')}` : data.reason);
+	put('sides', !trainer || !rollout ? data.reason
+		: `${side(trainer, 'trainer')} \u2192 ${copies}${side(rollout, 'rollout rank')}`);
 	put('verdict', data.plan ? 'Every byte of every rollout parameter is written exactly once.'
 				 : `Refused: ${plural(findings.count, 'fault')}.`)
 		.classList.toggle('refused', !data.plan);
@@ -23,20 +21,23 @@ function showHeader() {
 function showFigures() {
 	const {plan, simulation} = data;
 	const add = (name, value, more) => {
-		const box = document.createElement('div');
+		const box = element('div');
 		for (const [tag, text] of [['dt', name], ['dd', value], ['dd', more]])
-			box.append(Object.assign(document.createElement(tag), {textContent: text}));
+			box.append(element(tag, {textContent: text}));
 		document.getElementById('figures').append(box);
 	};
 	const busiest = ({bytes_max: max, bytes_mean: mean, count}, word) =>
 		`${times(max, mean)} \u00d7 the mean of ${plural(count, word)}`;
 	add('Bytes of one update', short(plan.total_bytes), `${exact(plan.total_bytes)} bytes`);
 	if (simulation)
-		add('Simulated update', seconds(simulation.predicted_s), `${simulation.ratio < 100 ? simulation.ratio.toFixed(3) : exact(simulation.ratio)} \u00d7 the floor`);
+		add('Simulated update', seconds(simulation.predicted_s),
+		    `${simulation.ratio.toPrecision(4)} \u00d7 the floor`);
 	add('Busiest sender', short(plan.senders.bytes_max), busiest(plan.senders, 'trainer'));
-	add('Busiest receiver', short(plan.receivers.bytes_max), busiest(plan.receivers, 'rollout rank'));
+	add('Busiest receiver', short(plan.receivers.bytes_max),
+	    busiest(plan.receivers, 'rollout rank'));
 	add('Idle senders', exact(plan.senders_idle), `of ${plural(plan.trainers, 'trainer')}`);
-	add('Writes', exact(plan.ops), `${short(plan.total_bytes / plan.ops)} on average, in ${plural(plan.pairs, 'pair')}`);
+	add('Writes', exact(plan.ops),
+	    `${short(plan.total_bytes / plan.ops)} on average, in ${plural(plan.pairs, 'pair')}`);
 }
 
 // ---- Contiguity.
@@ -44,7 +45,8 @@ function showFigures() {
 const shapes = [
 	['both', 'at both ends', 'written as it lies', 0.0],
 	['target_only', 'at the rollout only', 'the trainer packs', 0.4],
-	['source_only', 'at the trainer only', 'long runs are written one by one, short ones unpacked by the rollout', 0.7],
+	['source_only', 'at the trainer only',
+	 'long runs are written one by one, short ones unpacked by the rollout', 0.7],
 	['none', 'at neither end', 'the trainer packs, the rollout unpacks', 1.0],
 ];
 
@@ -59,17 +61,17 @@ function showShapes() {
 			swatch.style.background = rgb(ramp(1 - share * 0.8));
 			if (contiguity[key] === 0)
 				return;
-			const part = document.createElement('i');
+			const part = element('i', {title: `${shapes[i][1]}: ${rows[i][1]} boxes`});
 			part.style.flexGrow = contiguity[key];
 			part.style.background = swatch.style.background;
-			part.title = `${shapes[i][1]}: ${plural(contiguity[key], 'box')}`;
 			stack.append(part);
 		});
 	};
-	fillTable(table, ['contiguous', '#boxes', '#share', 'how'],
-		  shapes.map(([key, where, how]) => [where, exact(contiguity[key]), percent(contiguity[key], boxes), how])
-			.concat([['all', exact(boxes), '', `${exact(runs)} runs`]]));
-	shapes.forEach((_, i) => table.rows[i + 1].cells[0].prepend(document.createElement('i'), ' '));
+	const rows = shapes.map(([key, where, how]) =>
+		[where, exact(contiguity[key]), percent(contiguity[key], boxes), how]);
+	rows.push(['all', exact(boxes), '', `${exact(runs)} runs`]);
+	fillTable(table, ['contiguous', '#boxes', '#share', 'how'], rows);
+	shapes.forEach((_, i) => table.rows[i + 1].cells[0].prepend(element('i'), ' '));
 	paint();
 	dark.addEventListener('change', paint);
 	section.hidden = false;
@@ -88,7 +90,9 @@ function showPage() {
 			showTimeline();
 		showShapes();
 		showBuckets();
-		put('made', `Plan ${data.plan.digest}, made in ${data.plan.plan_seconds.toFixed(3)} s by weightsync ${data.version}.`);
+		const {digest, plan_seconds: took} = data.plan;
+		const by = `by weightsync ${data.version}`;
+		put('made', `Plan ${digest}, made in ${seconds(took)} ${by}.`);
 		document.getElementById('keys').hidden = false;
 	}
 	document.body.dataset.shown = 'yes';

@@ -14,39 +14,36 @@ class Matrix extends Chart {
 		Object.assign(this, matrix);
 		Object.assign(this.margin, {top: 40, bottom: 8});
 		this.busy = matrix.cells.filter((bytes) => bytes > 0);
-		const low = this.busy.reduce((a, b) => Math.min(a, b), Infinity);
-		const high = this.busy.reduce((a, b) => Math.max(a, b), 0);
+		const low = leastOf(this.busy), high = mostOf(this.busy);
 		this.scale = new Scale(low, high, high / low > 20);
-		this.total = this.busy.reduce((a, b) => a + b, 0);
+		this.total = sumOf(this.busy);
 	}
 
 	size(width) {
-		return {width: Math.min(width, this.whole.x1 * 96),
-			height: Math.min(Math.max(540, this.whole.y1 <= 640 ? this.whole.y1 : 0), this.whole.y1 * 40)};
+		const {x1: columns, y1: rows} = this.whole;
+		return {width: Math.min(width, columns * 96),
+			height: Math.min(Math.max(540, rows <= 640 ? rows : 0), rows * 40)};
 	}
 
 	// ---- Members behind the cells.
 
 	sendersOf(x) {
 		const first = x * this.column_bin;
-		return [first, Math.min(this.column_bin, this.matrixMembers('columns') - first)];
+		return [first, Math.min(this.column_bin, data.matrix.columns - first)];
 	}
 
 	receiversOf(y) {
 		const first = y * this.row_bin;
-		return [this.row_first + first, Math.min(this.row_bin, this.matrixMembers('rows') - first)];
-	}
-
-	matrixMembers(side) {
-		return data.matrix[side];
+		return [this.row_first + first, Math.min(this.row_bin, data.matrix.rows - first)];
 	}
 
 	read(x, y) {
 		const bytes = this.cells[y * this.columns + x];
-		const pair = `${memberSpan(...this.sendersOf(x))} \u2192 ${memberSpan(...this.receiversOf(y))}`;
+		const senders = this.sendersOf(x), receivers = this.receiversOf(y);
+		const pair = `${memberSpan(...senders)} \u2192 ${memberSpan(...receivers)}`;
 		if (bytes === 0)
 			return `${pair}: nothing`;
-		const from = places[this.sendersOf(x)[0]].host, to = places[this.receiversOf(y)[0]].host;
+		const from = places[senders[0]].host, to = places[receivers[0]].host;
 		const hosts = from && to ? `; host ${from} \u2192 ${to}` : '';
 		return `${pair}: ${both(bytes)}, ${percent(bytes, this.total)} of all${hosts}`;
 	}
@@ -70,6 +67,7 @@ class Matrix extends Chart {
 		const stepX = Math.ceil((x1 - x0) / (this.plot.width * this.ratio));
 		const stepY = Math.ceil((y1 - y0) / (this.plot.height * this.ratio));
 		const wide = Math.ceil((x1 - x0) / stepX), high = Math.ceil((y1 - y0) / stepY);
+		this.shared = stepX * stepY > 1 ? `${stepX} \u00d7 ${stepY}` : '';
 		const most = new Float64Array(wide * high);
 		for (let y = y0; y < y1; y++) {
 			const row = Math.floor((y - y0) / stepY) * wide;
@@ -87,26 +85,29 @@ class Matrix extends Chart {
 			if (bytes > 0)
 				image.data.set([...ramp(this.scale.share(bytes)), 255], i * 4);
 		});
-		const canvas = Object.assign(document.createElement('canvas'), {width: wide, height: high});
+		const canvas = element('canvas', {width: wide, height: high});
 		canvas.getContext('2d').putImageData(image, 0, 0);
 		return canvas;
 	}
 
-	// Lines between hosts where there is room for them, between replicas always.
 	drawGrid(pen, plot) {
-		const cellWidth = plot.width / (this.view.x1 - this.view.x0);
-		const cellHeight = plot.height / (this.view.y1 - this.view.y0);
+		const {x0, x1, y0, y1} = this.view;
 		pen.fillStyle = color('card');
-		for (let x = this.view.x0 + 1; x < this.view.x1; x++)
-			if (cellWidth >= 8 || (cellWidth >= 1.5 && this.hostBegins(this.sendersOf(x)[0])))
-				pen.fillRect(this.pixelX(x) - 0.5, plot.top, 1, plot.height);
-		for (let y = this.view.y0 + 1; y < this.view.y1; y++) {
-			const first = this.receiversOf(y)[0], replica = this.replicaBegins(first);
-			if (replica && cellHeight >= 0.5)
-				pen.fillRect(plot.left, this.pixelY(y) - 1, plot.width, 2);
-			else if (cellHeight >= 8 || (cellHeight >= 1.5 && this.hostBegins(first)))
-				pen.fillRect(plot.left, this.pixelY(y) - 0.5, plot.width, 1);
+		for (const x of this.borders(x0, x1, plot.width, (x) => this.sendersOf(x)[0]))
+			pen.fillRect(this.pixelX(x) - 0.5, plot.top, 1, plot.height);
+		for (const y of this.borders(y0, y1, plot.height, (y) => this.receiversOf(y)[0])) {
+			const thick = this.replicaBegins(this.receiversOf(y)[0]) ? 2 : 1;
+			pen.fillRect(plot.left, this.pixelY(y) - thick / 2, plot.width, thick);
 		}
+	}
+
+	// Between all cells, or hosts, or replicas: the closest that leave 12 pixels each.
+	borders(low, high, pixels, memberOf) {
+		const inside = Array.from({length: high - low - 1}, (_, i) => low + 1 + i);
+		const hosts = inside.filter((at) => this.hostBegins(memberOf(at)));
+		const replicas = inside.filter((at) => this.replicaBegins(memberOf(at)));
+		const room = (list) => pixels / (list.length + 1) >= 12;
+		return [inside, hosts, replicas].find(room) || [];
 	}
 
 	hostBegins(member) {
@@ -127,20 +128,44 @@ class Matrix extends Chart {
 		for (let y = y0; y < y1; y++)
 			for (let x = x0; x < x1; x++) {
 				const bytes = this.cells[y * this.columns + x];
-				pen.fillStyle = bytes > 0 ? inkOn(ramp(this.scale.share(bytes))) : color('soft');
+				pen.fillStyle = bytes > 0 ? inkOn(ramp(this.scale.share(bytes)))
+							  : color('soft');
 				pen.fillText(bytes > 0 ? short(bytes) : '\u2013',
-					     (this.pixelX(x) + this.pixelX(x + 1)) / 2,
-					     (this.pixelY(y) + this.pixelY(y + 1)) / 2);
+					     this.pixelX(x + 0.5), this.pixelY(y + 0.5));
 			}
+	}
+
+	// What stands for more than a pair of ranks.
+	sharing() {
+		const {column_bin: wide, row_bin: high, shared} = this, words = [];
+		if (wide * high > 1)
+			words.push(`a cell is ${wide} \u00d7 ${high} ranks together`);
+		if (shared)
+			words.push(`a dot is the busiest of ${shared} cells`);
+		return words.join('; ');
+	}
+
+	// With fan-out rollouts send, too: behind a line of their own.
+	drawForwards(pen, plot) {
+		const border = data.plan.trainers / this.column_bin, {x0, x1} = this.view;
+		if (border <= x0 || border >= x1)
+			return;
+		const x = Math.round(this.pixelX(border));
+		pen.fillRect(x, plot.top, 1, plot.height);
+		pen.fillText('from rollout', x, 12);
 	}
 
 	drawAxes(pen, plot) {
 		const {x0, x1, y0, y1} = this.view;
-		const nameX = (x) => axisName(this.sendersOf(x)[0]), nameY = (y) => axisName(this.receiversOf(y)[0]);
+		const nameX = (x) => axisName(this.sendersOf(x)[0]);
+		const nameY = (y) => axisName(this.receiversOf(y)[0]);
 		pen.fillStyle = color('soft');
 		pen.textBaseline = 'alphabetic';
 		pen.textAlign = 'left';
 		pen.fillText('from trainer rank', plot.left, 12);
+		this.drawForwards(pen, plot);
+		pen.textAlign = 'right';
+		pen.fillText(this.sharing(), plot.left + plot.width, 12);
 		pen.textAlign = 'center';
 		for (const x of steps(x0, x1, plot.width, 44))
 			pen.fillText(nameX(x), this.pixelX(x + 0.5), plot.top - 8);
@@ -171,19 +196,19 @@ function steps(low, high, pixels, room) {
 // The legend: the ramp with its ends, what is no traffic, and how it is scaled.
 function drawLegend(home, matrix) {
 	const {low, high} = matrix.scale;
-	const canvas = Object.assign(document.createElement('canvas'), {width: 190, height: 1});
+	const canvas = element('canvas', {width: 190, height: 1});
 	const pen = canvas.getContext('2d');
 	for (let x = 0; x < 190; x++) {
 		pen.fillStyle = rgb(ramp(x / 189));
 		pen.fillRect(x, 0, 1, 1);
 	}
 	const middle = short(matrix.scale.value(0.5));
-	const text = (words) => Object.assign(document.createElement('span'), {textContent: words});
-	const one = document.createElement('i');
+	const text = (words) => element('span', {textContent: words});
+	const one = element('i');
 	one.style.background = rgb(ramp(matrix.scale.share(low)));
-	home.replaceChildren(document.createElement('i'), text('nothing\u2002'), ...high > low
-		? [text(short(low)), canvas, text(`${short(high)} (half way ${middle})`)]
-		: [one, text(short(low))]);
+	const more = text(`${short(high)} (half way ${middle})`);
+	const ends = high > low ? [text(short(low)), canvas, more] : [one, text(short(low))];
+	home.replaceChildren(element('i'), text('nothing\u2002'), ...ends);
 }
 
 function showMatrix() {
@@ -195,7 +220,8 @@ function showMatrix() {
 		matrix.repaint();
 	};
 	section.hidden = false;
-	choice(section.querySelector('.choice'), ['linear', 'logarithmic'], matrix.scale.log ? 1 : 0, (which) => {
+	const scales = ['linear', 'logarithmic'];
+	choice(section.querySelector('.choice'), scales, matrix.scale.log ? 1 : 0, (which) => {
 		matrix.scale.log = which === 1;
 		redraw();
 	});
@@ -203,8 +229,10 @@ function showMatrix() {
 	drawLegend(legend, matrix);
 	if (matrix.scale.high <= matrix.scale.low)
 		section.querySelector('.choice').hidden = true;
-	Object.assign(section.dataset, {columns: matrix.columns, rows: matrix.rows, cells: matrix.cells.length,
-					pairs: matrix.busy.length, bytes: matrix.total});
+	Object.assign(section.dataset, {
+		columns: matrix.columns, rows: matrix.rows, cells: matrix.cells.length,
+		pairs: matrix.busy.length, bytes: matrix.total,
+	});
 	showPairs(section.querySelector('details'), matrix);
 	matrix.layout();
 }

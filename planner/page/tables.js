@@ -3,17 +3,17 @@
 // The same numbers as text, for screen readers, for copying and for who wants to be sure.  All
 // text is set as text: what a manifest calls itself is never read as HTML.
 
+function element(tag, properties) {
+	return Object.assign(document.createElement(tag), properties);
+}
+
 // Heads that begin with # are of numbers.
 function fillTable(table, heads, rows) {
-	const line = (kind, cells) => {
-		const row = document.createElement('tr');
-		cells.forEach((text, i) => {
-			const cell = document.createElement(kind);
-			cell.textContent = text;
-			if (heads[i].startsWith('#'))
-				cell.className = 'number';
-			row.append(cell);
-		});
+	const line = (tag, cells) => {
+		const row = element('tr');
+		row.append(...cells.map((text, i) => element(tag, {
+			textContent: text, className: heads[i].startsWith('#') ? 'number' : '',
+		})));
 		return row;
 	};
 	table.replaceChildren(line('th', heads.map((head) => head.replace('#', ''))),
@@ -22,14 +22,15 @@ function fillTable(table, heads, rows) {
 
 // A table inside <details> is made when it is first opened.
 function later(details, fill) {
-	details.addEventListener('toggle', () => fill(details.querySelector('table')), {once: true});
+	const opened = () => fill(details.querySelector('table'));
+	details.addEventListener('toggle', opened, {once: true});
 }
 
 // One of several, as radio buttons.
 function choice(home, names, chosen, act) {
 	names.forEach((name, i) => {
-		const label = document.createElement('label'), input = document.createElement('input');
-		Object.assign(input, {type: 'radio', name: home.closest('section').id, checked: i === chosen});
+		const label = element('label'), group = home.closest('section').id;
+		const input = element('input', {type: 'radio', name: group, checked: i === chosen});
 		input.addEventListener('change', () => act(i));
 		label.append(input, name);
 		home.append(label);
@@ -54,20 +55,20 @@ function showFindings(id, {count, list}) {
 // Who sends to one rank, or receives from it.
 function showPairs(details, matrix) {
 	const select = details.querySelector('select'), table = details.querySelector('table');
-	const sides = [...Array(matrix.columns).keys()].map((x) => ({x, name: memberSpan(...matrix.sendersOf(x))}))
-		.concat([...Array(matrix.rows).keys()].map((y) => ({y, name: memberSpan(...matrix.receiversOf(y))})));
+	const columns = [...Array(matrix.columns).keys()], rows = [...Array(matrix.rows).keys()];
+	const from = (x) => memberSpan(...matrix.sendersOf(x));
+	const to = (y) => memberSpan(...matrix.receiversOf(y));
 	const fill = () => {
-		const {x, y} = sides[select.selectedIndex];
-		const others = x !== undefined ? Array.from({length: matrix.rows}, (_, i) => [x, i])
-					       : Array.from({length: matrix.columns}, (_, i) => [i, y]);
-		const rows = others.map(([cx, cy]) => [cx, cy, matrix.cells[cy * matrix.columns + cx]])
+		const x = select.selectedIndex, y = x - columns.length;
+		const cells = y < 0 ? rows.map((to) => [x, to]) : columns.map((from) => [from, y]);
+		const lines = cells.map(([x, y]) => [x, y, matrix.cells[y * matrix.columns + x]])
 			.filter(([, , bytes]) => bytes > 0)
-			.map(([cx, cy, bytes]) => [memberSpan(...matrix.sendersOf(cx)),
-						   memberSpan(...matrix.receiversOf(cy)), exact(bytes), short(bytes)]);
-		fillTable(table, ['from', 'to', '#bytes', '#'], rows);
+			.map(([x, y, bytes]) => [from(x), to(y), exact(bytes), short(bytes)]);
+		fillTable(table, ['from', 'to', '#bytes', '#'], lines);
 	};
 	later(details, () => {
-		select.append(...sides.map(({name}) => new Option(name)));
+		const names = [...columns.map(from), ...rows.map(to)];
+		select.append(...names.map((name) => new Option(name)));
 		fill();
 	});
 	select.addEventListener('change', fill);
@@ -76,11 +77,13 @@ function showPairs(details, matrix) {
 function showMembers(details) {
 	const {senders, receivers, trainers} = data.plan;
 	later(details, (table) => {
+		const heads = ['rank', 'host', '#NICs', '#sent', '#received', '#of the mean'];
 		const rows = places.map(({host, nics}, i) => {
-			const sends = i < trainers, bytes = sends ? data.sent[i] : data.received[i];
-			return [memberName(i), host, nics, exact(data.sent[i]), exact(data.received[i]),
-				times(bytes, (sends ? senders : receivers).bytes_mean)];
+			const sent = data.sent[i], received = data.received[i];
+			const share = i < trainers ? times(sent, senders.bytes_mean)
+						   : times(received, receivers.bytes_mean);
+			return [memberName(i), host, nics, exact(sent), exact(received), share];
 		});
-		fillTable(table, ['rank', 'host', '#NICs', '#bytes sent', '#bytes received', '#of the mean'], rows);
+		fillTable(table, heads, rows);
 	});
 }

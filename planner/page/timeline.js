@@ -5,12 +5,12 @@
 
 // Colours of Okabe and Ito, and of Tol: told apart by everybody.
 const phaseColors = {
-	begin: '#888888', load: '#cc79a7', gather: '#882255', amax: '#ddcc77', exchange: '#e69f00',
-	convert: '#d55e00', write: '#0072b2', forward: '#009e73', receive: '#56b4e9', unpack: '#aa4499',
-	wait: '#bbbbbb',
+	begin: '#888888', load: '#cc79a7', gather: '#882255', amax: '#ddcc77',
+	exchange: '#e69f00', convert: '#d55e00', write: '#0072b2', forward: '#009e73',
+	receive: '#56b4e9', unpack: '#aa4499', wait: '#bbbbbb',
 };
 
-// The lanes of planner/page_timeline.c: by member, by phase, runs of ticks of one level: how busy it is.
+// The lanes of planner/page_timeline.c: by member, by phase, runs of ticks equally busy.
 function unpackLanes(packed, members) {
 	const number = numbers(packed);
 	const runs = () => {
@@ -27,8 +27,12 @@ function unpackLanes(packed, members) {
 }
 
 const onNics = ['write', 'forward', 'receive'];
-const levels = [{}, {alpha: 0.3, words: ' (busy less than a third)'}, {alpha: 0.6, words: ' (busy in part)'},
-		{alpha: 1, words: ''}];
+const levels = [
+	{},
+	{alpha: 0.3, words: ' (busy less than a third)'},
+	{alpha: 0.6, words: ' (busy in part)'},
+	{alpha: 1, words: ''},
+];
 
 class Timeline extends Chart {
 	constructor(figure, simulation) {
@@ -59,7 +63,8 @@ class Timeline extends Chart {
 	}
 
 	shown(y) {
-		return this.lanes[y].map(({phase, runs}) => ({name: this.simulation.phases[phase], runs}))
+		const {phases} = this.simulation;
+		return this.lanes[y].map(({phase, runs}) => ({name: phases[phase], runs}))
 			.filter(({name}) => !this.hidden.has(name))
 			.sort((a, b) => onNics.includes(a.name) - onNics.includes(b.name));
 	}
@@ -70,7 +75,8 @@ class Timeline extends Chart {
 			const run = runs.find(({begin, end: until}) => begin <= x && x < until);
 			return run ? [name + levels[run.level].words] : [];
 		});
-		return `${memberName(y)} at ${seconds(this.timeOf(x), 6)}: ${now.join(', ') || 'idle'}; ` +
+		const time = seconds(this.timeOf(x), 6);
+		return `${memberName(y)} at ${time}: ${now.join(', ') || 'idle'}; ` +
 		       `done at ${seconds(end[y])}, its NICs need ${seconds(floor[y])}`;
 	}
 
@@ -83,31 +89,34 @@ class Timeline extends Chart {
 
 	// Lanes with room for it have a band for each phase; in thin ones what NICs do lies on top.
 	paint() {
-		const wide = Math.round(this.plot.width * this.ratio), high = Math.round(this.plot.height * this.ratio);
-		const canvas = Object.assign(document.createElement('canvas'), {width: wide, height: high});
+		const wide = Math.round(this.plot.width * this.ratio);
+		const high = Math.round(this.plot.height * this.ratio);
+		const canvas = element('canvas', {width: wide, height: high});
 		const pen = canvas.getContext('2d'), {x0, x1, y0, y1} = this.view;
-		const lane = high / (y1 - y0), gap = lane > 12 ? Math.round(lane / 8) : 0;
+		const scale = wide / (x1 - x0), lane = high / (y1 - y0);
+		const gap = lane > 12 ? Math.round(lane / 8) : 0;
 		for (let y = y0; y < y1; y++) {
 			const parts = this.shown(y), top = Math.floor((y - y0) * lane);
 			const room = Math.max(1, Math.floor((y + 1 - y0) * lane) - top - gap);
 			const band = room >= 4 * parts.length ? Math.floor(room / parts.length) : 0;
 			parts.forEach(({name, runs}, nth) => {
 				pen.fillStyle = phaseColors[name];
-				this.paintRuns(pen, runs, top + band * nth, band || room, wide / (x1 - x0));
+				this.paintRuns(pen, runs, scale, top + band * nth, band || room);
 			});
 		}
 		return canvas;
 	}
 
-	paintRuns(pen, runs, top, height, scale) {
+	paintRuns(pen, runs, scale, top, height) {
 		const {x0, x1} = this.view;
 		for (const {begin, end, level} of runs) {
 			if (end <= x0 || begin >= x1)
 				continue;
-			const left = Math.floor((begin - x0) * scale), right = Math.ceil((end - x0) * scale);
-			pen.clearRect(left, top, Math.max(1, right - left), height); // colours don't mix
+			const left = Math.floor((begin - x0) * scale);
+			const width = Math.max(1, Math.ceil((end - x0) * scale) - left);
+			pen.clearRect(left, top, width, height); // colours don't mix
 			pen.globalAlpha = levels[level].alpha;
-			pen.fillRect(left, top, Math.max(1, right - left), height);
+			pen.fillRect(left, top, width, height);
 		}
 	}
 
@@ -120,8 +129,9 @@ class Timeline extends Chart {
 		pen.textBaseline = 'top';
 		const list = ticks(this.timeOf(x0), this.timeOf(x1), plot.width / 90);
 		for (const time of list) {
-			pen.fillRect(this.pixelX(this.tickOf(time)), plot.top + plot.height, 1, 4);
-			pen.fillText(tickSeconds(time, list), this.pixelX(this.tickOf(time)), plot.top + plot.height + 7);
+			const x = this.pixelX(this.tickOf(time)), foot = plot.top + plot.height;
+			pen.fillRect(x, foot, 1, 4);
+			pen.fillText(tickSeconds(time, list), x, foot + 7);
 		}
 		pen.textAlign = 'right';
 		pen.textBaseline = 'middle';
@@ -136,13 +146,18 @@ class Timeline extends Chart {
 
 	// Two floors and the end, each with its words on a line of its own above the lanes.
 	drawFloors(pen, plot) {
-		const {receive_floor_s: receive, send_floor_s: send, predicted_s: end} = this.simulation;
-		const lines = [['send floor', send, [2, 3]], ['receive floor', receive, [7, 3]], ['done', end, []]];
+		const played = this.simulation;
+		const lines = [
+			['send floor', played.send_floor_s, [2, 3]],
+			['receive floor', played.receive_floor_s, [7, 3]],
+			['done', played.predicted_s, []],
+		];
 		lines.forEach(([name, time, dash], nth) => {
 			const tick = this.tickOf(time);
 			if (tick < this.view.x0 || tick > this.view.x1)
 				return;
-			const x = Math.min(Math.round(this.pixelX(tick)), plot.left + plot.width - 1) + 0.5;
+			const edge = plot.left + plot.width - 1;
+			const x = Math.min(Math.round(this.pixelX(tick)), edge) + 0.5;
 			const top = plot.top - 34 + 13 * nth, right = x < plot.left + 180;
 			pen.strokeStyle = color('ink');
 			pen.setLineDash(dash);
@@ -160,17 +175,17 @@ class Timeline extends Chart {
 
 // As many digits as the ticks are apart.
 function tickSeconds(time, list) {
-	const unit = list.at(-1) < 0.1 ? 1000 : 1;
-	const apart = list.length > 1 ? (list[1] - list[0]) * unit : 1;
-	return `${(time * unit).toFixed(Math.max(0, Math.ceil(-Math.log10(apart) - 1e-9)))}\u00a0${unit === 1 ? 's' : 'ms'}`;
+	const [factor, unit] = list.at(-1) < 0.1 ? [1000, 'ms'] : [1, 's'];
+	const apart = list.length > 1 ? (list[1] - list[0]) * factor : 1;
+	const digits = Math.max(0, Math.ceil(-Math.log10(apart) - 1e-9));
+	return `${(time * factor).toFixed(digits)}\u00a0${unit}`;
 }
 
 // The legend is also a choice: phases can be left out.
 function showPhases(home, timeline) {
 	for (const name of timeline.present) {
-		const label = document.createElement('label'), input = document.createElement('input');
-		const swatch = document.createElement('i');
-		Object.assign(input, {type: 'checkbox', checked: true});
+		const label = element('label'), swatch = element('i');
+		const input = element('input', {type: 'checkbox', checked: true});
 		swatch.style.background = phaseColors[name];
 		input.addEventListener('change', () => {
 			timeline.hidden[input.checked ? 'delete' : 'add'](name);
@@ -189,11 +204,12 @@ function showTimeline() {
 	dark.addEventListener('change', () => timeline.repaint());
 	later(section.querySelector('details'), (table) => {
 		const {end_s: end, floor_s: floor} = data.simulation;
+		const time = (tick) => seconds(timeline.timeOf(tick));
 		const spans = (y) => timeline.shown(y).map(({name, runs}) =>
-			`${name} ${seconds(timeline.timeOf(runs[0].begin))} to ${seconds(timeline.timeOf(runs.at(-1).end))}`);
-		fillTable(table, ['rank', '#done at', '#its NICs need', 'from first to last'],
-			  timeline.lanes.map((_, y) => [memberName(y), seconds(end[y]), seconds(floor[y]),
-							spans(y).join(', ')]));
+			`${name} ${time(runs[0].begin)} to ${time(runs.at(-1).end)}`).join(', ');
+		const rows = timeline.lanes.map((_, y) =>
+			[memberName(y), seconds(end[y]), seconds(floor[y]), spans(y)]);
+		fillTable(table, ['rank', '#done at', '#NICs need', 'from first to last'], rows);
 	});
 	section.dataset.predicted = data.simulation.predicted_s;
 	section.dataset.lanes = timeline.lanes.length;
