@@ -18,7 +18,7 @@ LIBS_NEEDED = libfabric libzmq libcjson libxxhash
 # Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.  ?NAME may be missing.
 APT_BUILD = gcc make pkg-config libfabric-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
-APT_check = $(APT_demo) check python3-venv ?chromium
+APT_check = $(APT_demo) check python3-venv ?chromium-headless-shell
 APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 

@@ -3,11 +3,11 @@
 # The page of `weightsync plan --html` in a real browser, headless: for 2 ranks, for 1,536 whose names try to
 # break out of it, and for a plan that is refused.  tests/page.py says what must be seen there.
 . "$(dirname "$0")/lib.sh"
-for chromium in chromium chromium-browser google-chrome ''; do
+for chromium in chromium-headless-shell chromium chromium-browser google-chrome ''; do
 	[ -z "$chromium" ] || ! command -v "$chromium" >/dev/null || break
 done
 if [ -z "$chromium" ]; then
-	echo "no browser: apt-get install chromium"
+	echo "no browser: apt-get install chromium-headless-shell"
 	exit 77
 fi
 cd "$work" || exit 1
