@@ -42,8 +42,12 @@ static bool read_groups(struct megatron *dump, const struct json *groups, const 
 {
 	struct import *import = dump->import;
 	uint32_t found = import->found.count;
-	for (const struct json *it = groups == NULL ? NULL : groups->first; it != NULL;
-	     it = it->next) {
+	if (groups == NULL || groups->type != JSON_OBJECT) {
+		findings_add(&import->found, "dump", where,
+			     "\"groups\" must be an object of rank lists");
+		return false;
+	}
+	for (const struct json *it = groups->first; it != NULL; it = it->next) {
 		uint32_t a = 0, index;
 		struct grid_axis axis;
 		while (a < MEGATRON_AXIS_COUNT && strcmp(dump->axes[a].name, it->key) != 0)

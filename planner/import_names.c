@@ -174,7 +174,8 @@ void import_unknown(struct import *import, const char *name, const char *templat
 	const struct json *own = json_get(import->dump, "names");
 	for (uint32_t i = 0; i < import->model->tensor_count; i++)
 		nearest_try(&nearest, import->model->tensors[i].name);
-	for (const struct json *it = own == NULL ? NULL : own->first; it != NULL; it = it->next)
+	bool object = own != NULL && own->type == JSON_OBJECT;
+	for (const struct json *it = object ? own->first : NULL; it != NULL; it = it->next)
 		nearest_try(&nearest, it->key);
 	for (uint32_t which = 0; which < ARRAY_SIZE(import->known); which++) {
 		const struct json *params = known_params(import, which);
