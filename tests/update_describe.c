@@ -258,12 +258,39 @@ START_TEST(after_an_aborted_update_it_may_describe_at_once)
 }
 END_TEST
 
+/* Inside a node, and from replica to replica. */
+START_TEST(versions_go_on_over_a_changed_map_with_forwards)
+{
+	struct world_options options = experts;
+
+	uint64_t forwarded = 0;
+	options.fanout = _i == 0 ? "node" : "replica";
+	options.replicas = _i == 0 ? 1 : 2;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	all_remap(world, REDUNDANT);
+	for (uint32_t i = 0; i < world->loop_count; i++)
+		loop_await_remap(&world->loop[i]);
+	world_push_good(world, 2, false);
+	world_push_good(world, 3, false);
+	for (uint32_t i = 0; i < world->loop_count; i++) {
+		struct ws_rollout_report report;
+		ws_rollout_last(world->loop[i].rollout, &report);
+		ck_assert_uint_eq(report.version, 3);
+		forwarded += report.bytes_from_rollouts;
+	}
+	ck_assert_uint_gt(forwarded, 0);
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *describe = suite_create("update_describe");
 	TCase *maps = tcase_create("maps");
 
 	tcase_add_loop_test(maps, versions_go_on_over_a_changed_expert_map, 0, 4);
+	tcase_add_loop_test(maps, versions_go_on_over_a_changed_map_with_forwards, 0, 2);
 	tcase_add_test(maps, a_push_waits_until_all_replicas_have_the_new_map);
 	tcase_add_test(maps,
 		       a_replica_that_describes_alone_waits_outside_until_it_has_the_runs_map);
