@@ -95,7 +95,7 @@ static const struct {
 	{"megatron_tp_pp", "\"groups\": {", "\"groups\": [7], \"more\": {", "dump",
 	 "must be an object of rank lists"},
 	{"dtensor_tp", "{\"name\": \"model.norm.weight\"", "{\"name\": \"other.weight\"", "name",
-	 "say what 'other.weight' is made of"},
+	 "did you mean 'output.weight'?"},
 	{"megatron_tp_pp", "\"tp\": [0, 1]", "\"tq\": [0, 1]", "dump", "\"groups\" has 'tq'"},
 	{"megatron_tp_pp", "\"dp\": [0]", "\"dp\": [0, 1]", "mesh", "another rank's"},
 	{"megatron_tp_pp", "\"world\": 4", "\"world\": 8", "mesh",
