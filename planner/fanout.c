@@ -33,23 +33,38 @@ static bool share_host(const struct plan *plan, uint32_t a, uint32_t b)
 	return true;
 }
 
+static uint64_t hosts_digest(const struct plan *plan, uint32_t rank)
+{
+	uint64_t digest = 0;
+
+	for (uint32_t r = 0; r < plan->input.replica_count; r++) {
+		const char *host = plan->input.places[member_of_rollout(plan, r, rank)].host;
+		digest = digest_bytes(host, strlen(host), digest);
+	}
+	return digest;
+}
+
 static int nodes_make(struct planning *planning)
 {
 	const struct plan *plan = planning->plan;
 	uint32_t *node = arena_array(&planning->arena, plan->rollout_count, sizeof(*node));
+	struct idmap firsts = {0};
+	int rc = node == NULL ? -ENOMEM : 0;
 
-	if (node == NULL)
-		return -ENOMEM;
-	for (uint32_t rank = 0; rank < plan->rollout_count; rank++) {
+	for (uint32_t rank = 0; rc == 0 && rank < plan->rollout_count; rank++) {
 		node[rank] = rank;
-		for (uint32_t first = 0; first < rank && plan->input.places != NULL; first++)
-			if (node[first] == first && share_host(plan, first, rank)) {
-				node[rank] = first;
-				break;
-			}
+		if (plan->input.places == NULL)
+			continue;
+		uint64_t digest = hosts_digest(plan, rank);
+		uint32_t first = idmap_get(&firsts, digest);
+		if (first == NONE)
+			rc = idmap_put(&firsts, digest, rank);
+		else if (share_host(plan, first, rank))
+			node[rank] = first;
 	}
+	idmap_release(&firsts);
 	planning->node = node;
-	return 0;
+	return rc;
 }
 
 /* ---- Groups: entries of one pattern that ranks of one node hold alike. */
@@ -83,8 +98,8 @@ static uint64_t entry_bytes(const struct entry *entry)
 	return box_volume(&entry->box) * ws_dtype_bytes(entry->dtype);
 }
 
-/* By node and box; at one rank the second of the same box is another group's. */
-static int alike(const struct spread *spread, uint32_t a, uint32_t b)
+/* By node and box. */
+static int same_box(const struct spread *spread, uint32_t a, uint32_t b)
 {
 	const struct entry *x = &spread->pattern->entries[a], *y = &spread->pattern->entries[b];
 	const uint32_t *node = spread->planning->node;
@@ -95,7 +110,15 @@ static int alike(const struct spread *spread, uint32_t a, uint32_t b)
 		return x->dtype < y->dtype ? -1 : 1;
 	if (x->dense != y->dense)
 		return x->dense ? -1 : 1;
-	int order = box_compare(&x->box, &y->box);
+	return box_compare(&x->box, &y->box);
+}
+
+/* The second of the same box at one rank is another group's. */
+static int alike(const struct spread *spread, uint32_t a, uint32_t b)
+{
+	const struct entry *x = &spread->pattern->entries[a], *y = &spread->pattern->entries[b];
+	int order = same_box(spread, a, b);
+
 	if (order != 0)
 		return order;
 	return x->again < y->again ? -1 : x->again > y->again;
@@ -109,15 +132,20 @@ static int alike_order(const void *a, const void *b, void *arg)
 	return order != 0 ? order : x < y ? -1 : x > y;
 }
 
-/* How often this rank holds the same box before this entry. */
-static void count_again(struct pattern *pattern)
+/* Sorts the entries: each box of a node together, and then by rank; a rank's second one of a box
+ * behind all first ones.  Entries come by rank. */
+static void entries_sort(struct spread *spread, const struct pattern *pattern)
 {
-	for (uint32_t i = 0; i < pattern->entry_count; i++) {
-		struct entry *entry = &pattern->entries[i];
-		for (uint32_t j = i; j > 0 && pattern->entries[j - 1].rank == entry->rank; j--)
-			entry->again += pattern->entries[j - 1].dtype == entry->dtype &&
-					box_compare(&pattern->entries[j - 1].box, &entry->box) == 0;
+	uint32_t *sorted = spread->sorted.items;
+
+	qsort_r(sorted, pattern->entry_count, sizeof(*sorted), alike_order, spread);
+	for (uint32_t i = 1; i < pattern->entry_count; i++) {
+		const struct entry *before = &pattern->entries[sorted[i - 1]];
+		struct entry *entry = &pattern->entries[sorted[i]];
+		if (entry->rank == before->rank && same_box(spread, sorted[i - 1], sorted[i]) == 0)
+			entry->again = before->again + 1;
 	}
+	qsort_r(sorted, pattern->entry_count, sizeof(*sorted), alike_order, spread);
 }
 
 static int group_add(struct spread *spread, uint32_t index, const uint32_t *entries, uint32_t count)
@@ -147,15 +175,14 @@ static int groups_of_pattern(struct spread *spread, uint32_t index)
 
 	spread->pattern = pattern;
 	spread->sorted.count = 0;
-	count_again(pattern);
 	for (uint32_t i = 0; i < pattern->entry_count; i++) {
 		uint32_t *entry = vec_add(&spread->sorted, sizeof(*entry));
 		if (entry == NULL)
 			return -ENOMEM;
 		*entry = i;
 	}
-	uint32_t *sorted = spread->sorted.items;
-	qsort_r(sorted, pattern->entry_count, sizeof(*sorted), alike_order, spread);
+	const uint32_t *sorted = spread->sorted.items;
+	entries_sort(spread, pattern);
 	for (uint32_t i = 0, end; i < pattern->entry_count; i = end) {
 		const struct entry *entry = &pattern->entries[sorted[i]];
 		for (end = i + 1; end < pattern->entry_count; end++)
