@@ -105,21 +105,21 @@ END_TEST
 
 START_TEST(a_param_is_found_by_the_row_that_covers_it)
 {
-	const struct place_row rows[] = {
+	const struct place_row places[] = {
 		{.first_param = 2, .param_count = 3, .region = 1, .offset = 1000, .step = -100},
 		{.first_param = 7, .param_count = 1, .region = 4, .offset = 5},
 		{.set = 1, .first_param = 9, .param_count = 1, .region = 4, .offset = 5},
 	};
-	uint32_t region = 0, count = (uint32_t)ARRAY_SIZE(rows);
+	uint32_t region = 0, count = (uint32_t)ARRAY_SIZE(places);
 	uint64_t offset = 0;
 
-	ck_assert(place_find(rows, count, 2, &region, &offset) && region == 1 && offset == 1000);
-	ck_assert(place_find(rows, count, 4, &region, &offset) && region == 1 && offset == 800);
-	ck_assert(place_find(rows, count, 7, &region, &offset) && region == 4 && offset == 5);
+	ck_assert(place_find(places, count, 2, &region, &offset) && region == 1 && offset == 1000);
+	ck_assert(place_find(places, count, 4, &region, &offset) && region == 1 && offset == 800);
+	ck_assert(place_find(places, count, 7, &region, &offset) && region == 4 && offset == 5);
 	const uint32_t none[] = {0, 1, 5, 6, 8, 9, UINT32_MAX};
 	for (size_t i = 0; i < ARRAY_SIZE(none); i++)
-		ck_assert(!place_find(rows, count, none[i], &region, &offset));
-	ck_assert(!place_find(rows, 0, 2, &region, &offset));
+		ck_assert(!place_find(places, count, none[i], &region, &offset));
+	ck_assert(!place_find(places, 0, 2, &region, &offset));
 }
 END_TEST
 
