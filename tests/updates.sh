@@ -48,6 +48,7 @@ synth llama-3-70b 1/8192
 synth qwen3-32b 1/4096
 synth qwen3-30b-a3b 1/2048
 synth deepseek-v3 1/16384
+synth gpt-oss-120b 1/4096
 
 pair "fsdp2 dp=3 to vllm tp=2 (llama)" "$work/llama-3-70b" 1 \
 	"--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2"
@@ -65,6 +66,21 @@ pair "fan-out node: what four ranks of a host hold alike arrives once (deepseek)
 	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh dp=2,tp=2,ep=4" --fanout node --ranks-per-node 4 --wire-digests
 pair "fan-out replica: a chain of three, inplace (qwen3 moe)" "$work/qwen3-30b-a3b" 3 \
 	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh tp=2" --fanout replica --inplace
+
+pair "torchtitan dp=2,ep=2 to sglang with its shared expert in the stack (deepseek)" "$work/deepseek-v3" 1 \
+	"--layout torchtitan --mesh dp=2,ep=2" "--layout sglang --mesh tp=2,fuse_shared=1,mtp=none"
+pair "veomni's fused stacks to tensorrt-llm, up before gate (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
+	"--layout veomni --mesh dp=4,ep=2,fused=1" "--layout trtllm --mesh tp=2"
+pair "zero3 dp=3 to vllm tp=2, transposed experts in units of 32 (gpt-oss)" "$work/gpt-oss-120b" 1 \
+	"--layout zero3 --mesh dp=3" "--layout vllm --mesh tp=2"
+python3 -c "
+import json
+config = json.load(open('$work/qwen3-30b-a3b/config.json'))
+experts = config['num_experts']
+slots = [[*range(experts), layer % experts, 3] for layer in range(config['num_hidden_layers'])]
+json.dump({'map_version': 1, 'physical_to_logical_map': slots}, open('$work/eplb.json', 'w'))"
+pair "megatron to vllm with redundant experts (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
+	"--layout megatron --mesh tp=1,ep=2" "--layout vllm --mesh tp=2,ep=2 --eplb $work/eplb.json"
 
 "$ws" manifest --model "$work/qwen3-32b" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" &&
 	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" &&
