@@ -366,7 +366,7 @@ static void digest_why(const struct ws_rollout *rollout, const struct engine_eve
 		(unsigned long long)rollout->version.version);
 }
 
-static void receive_count(struct ws_rollout *rollout, uint32_t receive)
+static void receive_done(struct ws_rollout *rollout, uint32_t receive)
 {
 	const struct pair *pair = rollout_wire_pair_of_receive(rollout, receive);
 
@@ -381,7 +381,7 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 
 	switch (event->kind) {
 	case ENGINE_RECEIVE_DONE:
-		receive_count(rollout, event->receive);
+		receive_done(rollout, event->receive);
 		break; /* landed is looked at in each turn */
 	case ENGINE_SENDS_DONE:
 		break;
