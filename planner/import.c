@@ -319,13 +319,13 @@ static int check_claims(struct import *import, const struct manifest *manifest, 
 		for (end = it; end != NULL && end->rank == it->rank;)
 			end = end->next;
 		rc = manifest_params(manifest, it->rank, &arena, &params, err);
-		uint8_t *seen = arena_alloc(&arena, params.count + 1);
+		uint8_t *seen = rc != 0 ? NULL : arena_alloc(&arena, params.count + 1);
 		if (rc == 0 && seen == NULL)
 			rc = ws_fail(err, -ENOMEM, "out of memory for the params of rank %u",
 				     it->rank);
-		for (const struct import_claim *at = it; at != end && rc == 0; at = at->next)
+		for (const struct import_claim *at = it; at != end && seen != NULL; at = at->next)
 			check_claim(import, at, &params, seen, whole);
-		if (rc == 0 && import->complete && !whole)
+		if (seen != NULL && import->complete && !whole)
 			check_complete(import, it->rank, &params, seen);
 		arena_release(&arena);
 	}
