@@ -160,7 +160,7 @@ static void text_buckets(const struct plan *all, struct writer *out)
 			snprintf(range, sizeof(range), "%" PRIu32 " to %" PRIu32, b, end - 1);
 		write_format(out, "%-12s %12s %9" PRIu32 "  %s%s%s\n", range,
 			     bytes_text(buckets[b].bytes, text, sizeof(text)),
-			     buckets[b].unit_count, buckets[b].name, end > b + 1 ? " to " : "",
+			     buckets[b].unit_count, buckets[b].name, end > b + 1 ? ", .., " : "",
 			     end > b + 1 ? buckets[end - 1].name : "");
 	}
 }
@@ -174,7 +174,7 @@ static void text_warnings(const struct plan *all, struct writer *out)
 	if (warnings.count > 0)
 		write_format(out, "\n");
 	for (const struct finding *at = warnings.first; at != NULL; at = at->next)
-		write_format(out, "warning: %s: %s %s\n", at->kind, at->where, at->text);
+		write_format(out, "warning: %s %s\n", at->where, at->text);
 	arena_release(&arena);
 }
 

@@ -23,8 +23,8 @@ static void warn_idle(const struct plan *all, struct findings *warnings)
 	write_format(&out, "%s", idle > named ? ", ..." : "");
 	write_u8(&out, 0);
 	findings_add(warnings, "idle", "trainers",
-		     "%" PRIu32 " of %" PRIu32 " send nothing: rank%s %s", idle, all->trainer_count,
-		     idle == 1 ? "" : "s", list);
+		     "of rank%s %s send nothing: %" PRIu32 " of %" PRIu32, idle == 1 ? "" : "s",
+		     list, idle, all->trainer_count);
 }
 
 /* What a member can do, to weigh its bytes by: its speed, or its NICs where that isn't known. */
@@ -71,16 +71,16 @@ static void warn_boxes(const struct plan *all, struct findings *warnings)
 
 	if (totals->class_count[3] > totals->boxes / 10)
 		findings_add(warnings, "strided", "boxes",
-			     "%" PRIu64 " of %" PRIu64
-			     " are strided at both ends: gathered by the sender and unpacked by "
-			     "the receiver",
+			     "are strided at both ends, %" PRIu64 " of %" PRIu64
+			     ": gathered by the sender, unpacked by the receiver",
 			     totals->class_count[3], totals->boxes);
 	if (totals->ops > all->member_count && op_bytes < OP_BYTES_SMALL &&
 	    op_bytes < all->input.rules.op_bytes)
 		findings_add(warnings, "small", "writes",
-			     "%" PRIu64 " of %s on average, where %s are allowed", totals->ops,
+			     "are %s on average, where %s are allowed: %" PRIu64 " of them",
 			     bytes_text(op_bytes, mean, sizeof(mean)),
-			     bytes_text(all->input.rules.op_bytes, allowed, sizeof(allowed)));
+			     bytes_text(all->input.rules.op_bytes, allowed, sizeof(allowed)),
+			     totals->ops);
 }
 
 static void warn_ops(const struct plan *all, struct findings *warnings)
@@ -100,7 +100,7 @@ static void warn_ops(const struct plan *all, struct findings *warnings)
 	}
 	if (most > OPS_MAX / 2)
 		findings_add(warnings, "ops", plan_member_name(all, most_at, name, sizeof(name)),
-			     "%" PRIu64
+			     "takes %" PRIu64
 			     " of the %u writes that one receiver can tell apart: a larger "
 			     "--op-bytes leaves room",
 			     most, OPS_MAX);
