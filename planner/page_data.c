@@ -49,9 +49,9 @@ static void put_side(struct json_writer *json, const char *key, const struct man
 	json_end_object(json);
 }
 
-static void put_findings(struct json_writer *json, const char *key, const struct findings *findings)
+static void put_findings(struct json_writer *json, const struct findings *findings)
 {
-	json_begin_object(json, key);
+	json_begin_object(json, "findings");
 	json_put_u64(json, "count", findings->count);
 	json_begin_array(json, "list");
 	for (const struct finding *at = findings->first; at != NULL; at = at->next) {
@@ -78,11 +78,9 @@ static void put_places(struct json_writer *json, const struct plan *all)
 
 	json_begin_array(json, "places");
 	for (uint32_t i = 0, run; places != NULL && i < all->member_count; i += run) {
-		for (run = 1; i + run < all->member_count;)
-			if (!place_same(&places[i], &places[i + run]))
-				break;
-			else
-				run++;
+		run = 1;
+		while (i + run < all->member_count && place_same(&places[i], &places[i + run]))
+			run++;
 		json_begin_array(json, NULL);
 		json_put_text(json, NULL, places[i].host);
 		json_put_u64(json, NULL, places[i].nic_count);
@@ -118,8 +116,6 @@ static void put_buckets(struct json_writer *json, const struct plan *all)
 static int put_plan(const struct page *page, struct json_writer *json)
 {
 	const struct plan *all = page->all;
-	struct arena arena = {0};
-	struct findings warnings = {.arena = &arena};
 
 	json_begin_array(json, "replicas");
 	for (uint32_t i = 0; i < all->input.replica_count; i++)
@@ -129,9 +125,6 @@ static int put_plan(const struct page *page, struct json_writer *json)
 	put_members(json, "sent", all->sent, all->member_count);
 	put_members(json, "received", all->received, all->member_count);
 	put_buckets(json, all);
-	plan_warnings(all, &warnings);
-	put_findings(json, "warnings", &warnings);
-	arena_release(&arena);
 	plan_report_json(all, page->plan_seconds, "plan", json);
 	int rc = page_matrix(all, json);
 	if (rc == 0 && page->simulation != NULL)
@@ -147,7 +140,7 @@ int page_data(const struct page *page, struct json_writer *json)
 	json_put_text(json, "version", WS_VERSION);
 	put_side(json, "trainer", page->trainer);
 	put_side(json, "rollout", page->rollout);
-	put_findings(json, "findings", page->findings);
+	put_findings(json, page->findings);
 	if (page->reason != NULL)
 		json_put_text(json, "reason", page->reason);
 	if (page->all != NULL)

@@ -29,6 +29,24 @@ static uint64_t wire_bytes(const struct plan *all)
 	return bytes;
 }
 
+static void put_warnings(const struct plan *all, struct json_writer *json)
+{
+	struct arena arena = {0};
+	struct findings warnings = {.arena = &arena};
+
+	plan_warnings(all, &warnings);
+	json_begin_array(json, "warnings");
+	for (const struct finding *at = warnings.first; at != NULL; at = at->next) {
+		json_begin_object(json, NULL);
+		json_put_text(json, "kind", at->kind);
+		json_put_text(json, "where", at->where);
+		json_put_text(json, "text", at->text);
+		json_end_object(json);
+	}
+	json_end_array(json);
+	arena_release(&arena);
+}
+
 void plan_report_json(const struct plan *all, double plan_seconds, const char *key,
 		      struct json_writer *json)
 {
@@ -69,6 +87,7 @@ void plan_report_json(const struct plan *all, double plan_seconds, const char *k
 	json_put_u64(json, "forward_bytes", totals->forward_bytes);
 	put_side(json, "from_trainers", totals->trainer_min, totals->trainer_mean,
 		 totals->trainer_max, all->member_count - all->trainer_count);
+	put_warnings(all, json);
 	json_put_number(json, "plan_seconds", plan_seconds, 6);
 	json_end_object(json);
 }

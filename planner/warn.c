@@ -27,14 +27,22 @@ static void warn_idle(const struct plan *all, struct findings *warnings)
 		     list, idle, all->trainer_count);
 }
 
+/* Whether the speeds of all these members are known. */
+static bool speeds_known(const struct plan *all, uint32_t first, uint32_t end)
+{
+	while (first < end && all->input.places != NULL && all->input.places[first].mbps > 0)
+		first++;
+	return first == end;
+}
+
 /* What a member can do, to weigh its bytes by: its speed, or its NICs where that isn't known. */
-static double place_weight(const struct plan *all, uint32_t member)
+static double place_weight(const struct plan *all, uint32_t member, bool by_speed)
 {
 	const struct place *place = all->input.places == NULL ? NULL : &all->input.places[member];
 
 	if (place == NULL)
 		return 1;
-	return place->mbps > 0 ? (double)place->mbps : place->nic_count;
+	return by_speed ? (double)place->mbps : place->nic_count;
 }
 
 /* The busiest of members [first, end) against what would be even. */
@@ -42,11 +50,12 @@ static void warn_busy(const struct plan *all, const uint64_t *bytes, uint32_t fi
 		      const char *does, struct findings *warnings)
 {
 	double sum = 0, weights = 0, highest = 0;
+	bool by_speed = speeds_known(all, first, end);
 	uint32_t busiest = first;
 	char name[96], most[BYTES_TEXT], fair[BYTES_TEXT];
 
 	for (uint32_t i = first; i < end; i++) {
-		double weight = place_weight(all, i), load = (double)bytes[i] / weight;
+		double weight = place_weight(all, i, by_speed), load = (double)bytes[i] / weight;
 		sum += (double)bytes[i];
 		weights += weight;
 		if (load > highest) {
@@ -60,7 +69,8 @@ static void warn_busy(const struct plan *all, const uint64_t *bytes, uint32_t fi
 	findings_add(warnings, "imbalance", plan_member_name(all, busiest, name, sizeof(name)),
 		     "%s %s, %.2f times the even share of %s", does,
 		     bytes_text(bytes[busiest], most, sizeof(most)), highest / even,
-		     bytes_text((uint64_t)(even * place_weight(all, busiest)), fair, sizeof(fair)));
+		     bytes_text((uint64_t)(even * place_weight(all, busiest, by_speed)), fair,
+				sizeof(fair)));
 }
 
 static void warn_boxes(const struct plan *all, struct findings *warnings)

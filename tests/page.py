@@ -72,6 +72,7 @@ def check_plan(seen, plan, played, done):
     assert seen.number("matrix", "pairs") == plan["pairs"]
     assert seen.number("matrix", "bytes") == plan["wire_bytes"]
     assert seen.number("senders", "bytes") == plan["total_bytes"] == seen.number("receivers", "bytes")
+    assert seen.number("warnings", "count") == len(plan["warnings"])
     assert seen.number("buckets", "bytes") == plan["total_bytes"]
     nics = seen.number("senders", "bars") / trainers
     assert seen.number("senders", "most") * nics == plan["senders"]["bytes_max"]

@@ -83,7 +83,9 @@ function showPage() {
 	showFindings('findings', data.findings);
 	if (data.plan) {
 		showFigures();
-		showFindings('warnings', data.warnings);
+		const {warnings} = data.plan;
+		const list = warnings.map(({kind, where, text}) => [kind, where, text, 0]);
+		showFindings('warnings', {count: list.length, list});
 		showMatrix();
 		showNics();
 		if (data.simulation)
