@@ -185,6 +185,6 @@ const struct command command_plan = {
 	.name = "plan",
 	.summary = "Plans an update from two manifests, proves its coverage and reports it",
 	.usage = "TRAINER.json ROLLOUT.json [--replicas N] [--json] [--html FILE]",
-	.more = "Exit status 1: the source doesn't cover the target; every fault is listed.\n",
+	.more = "Exit status 1: the source doesn't cover the target; every fault is listed (--json: as one object).\n",
 	.run = plan_run,
 };

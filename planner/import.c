@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "planner/import.h"
@@ -81,7 +82,7 @@ struct import_rule *import_rule(struct import *import, const char *name, uint64_
 	struct import_rule *rule = import_alloc(import, 1, sizeof(*rule));
 	if (rule == NULL)
 		return NULL;
-	*rule = (struct import_rule){.name = name, .key = key};
+	*rule = (struct import_rule){.name = name, .key = key, .number = import->rule_count};
 	rule->layers = import_alloc(import, import->layer_end + 1, sizeof(*rule->layers));
 	if (rule->layers == NULL)
 		return NULL;
@@ -201,35 +202,35 @@ static void put_rule(const struct import *import, struct json_writer *json,
 	}
 }
 
-/* Rules by their order; of equal ones the first seen. */
-static void put_params(const struct import *import, struct json_writer *json, uint8_t *member,
-		       bool whole)
+/* By their order; of equal ones the first seen. */
+static int compare_rules(const void *left, const void *right)
 {
+	const struct import_rule *a = *(const struct import_rule *const *)left;
+	const struct import_rule *b = *(const struct import_rule *const *)right;
+	if (a->order != b->order)
+		return a->order < b->order ? -1 : 1;
+	return a->number < b->number ? -1 : 1;
+}
+
+static void put_params(struct import *import, struct json_writer *json, bool whole)
+{
+	uint8_t *member = import_alloc(import, import->layer_end + 1, 1);
+	const struct import_rule **sorted =
+		import_alloc(import, import->rule_count, sizeof(struct import_rule *));
+	if (member == NULL || sorted == NULL)
+		return;
+	for (const struct import_rule *it = import->rules; it != NULL; it = it->next)
+		sorted[it->number] = it;
+	qsort(sorted, import->rule_count, sizeof(struct import_rule *), compare_rules);
 	json_begin_array(json, "params");
-	for (uint64_t next = 0, done = 0; done < import->rule_count; done++) {
-		uint64_t best = UINT64_MAX, at = 0;
-		const struct import_rule *found = NULL;
-		for (const struct import_rule *it = import->rules; it != NULL;
-		     it = it->next, at++) {
-			uint64_t order = (uint64_t)it->order << 32 | at;
-			if (order >= next && order < best) {
-				best = order;
-				found = it;
-			}
-		}
-		next = best + 1;
-		if (found != NULL)
-			put_rule(import, json, found, member, whole);
-	}
+	for (uint32_t i = 0; i < import->rule_count; i++)
+		put_rule(import, json, sorted[i], member, whole);
 	json_end_array(json);
 }
 
 static void write_manifest(struct import *import, struct writer *out, bool whole)
 {
 	struct json_writer writer = {.out = out, .pretty = true}, *json = &writer;
-	uint8_t *member = import_alloc(import, import->layer_end + 1, 1);
-	if (member == NULL)
-		return;
 	json_begin_object(json, NULL);
 	json_put_integer(json, "ws_manifest", 1);
 	json_put_text(json, "side", import->options->side == SIDE_TRAINER ? "trainer" : "rollout");
@@ -245,7 +246,7 @@ static void write_manifest(struct import *import, struct writer *out, bool whole
 	if (!whole)
 		put_placement(import, json);
 	make_put_casts(json, import->options->casts, &import->found);
-	put_params(import, json, member, whole);
+	put_params(import, json, whole);
 	json_end_object(json);
 	write_bytes(out, "\n", 1);
 }

@@ -29,7 +29,7 @@ struct import_rule {
 	struct import_rule *next;
 	const char *name;	   /* in the manifest, with {L}, {L-nl}, {E}, {e} */
 	uint64_t key;		   /* equal keys: one rule */
-	uint32_t order;		   /* among the rules written */
+	uint32_t number, order;	   /* as seen; among the rules written */
 	const struct json *x;	   /* the expression */
 	const struct json *whole;  /* the same without its splits */
 	const struct json *preset; /* its param in a preset, some members of which are kept */

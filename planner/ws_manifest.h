@@ -36,7 +36,7 @@ WS_API uint32_t ws_manifest_finding_count(const struct ws_manifest *manifest);
 /*
  * One of them: kind is a stable word ("key", "tensor", "axis", "rule", "rows", ...), where names
  * the param, tensor or entry, text is a sentence.  false where index is beyond those kept (at
- * most 1000).  The texts live as long as the manifest.
+ * most 1000, and 3 of those that differ in numbers only).  The texts live as long as the manifest.
  */
 WS_API bool ws_manifest_finding(const struct ws_manifest *manifest, uint32_t index,
 				const char **kind_out, const char **where_out,

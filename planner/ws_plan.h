@@ -45,7 +45,7 @@ WS_API uint32_t ws_plan_finding_count(const struct ws_plan *plan);
 /*
  * One of them: kind is a stable word ("missing", "doubled", "shape", "dtype", "quant", ...), where
  * names the tensor or param, text is a sentence.  false where index is beyond those kept (at most
- * 1000).  The texts live as long as the plan.
+ * 1000, and 3 of those that differ in numbers only).  The texts live as long as the plan.
  */
 WS_API bool ws_plan_finding(const struct ws_plan *plan, uint32_t index, const char **kind_out,
 			    const char **where_out, const char **text_out);
