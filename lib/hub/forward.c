@@ -43,22 +43,23 @@ static uint32_t replica_behind(const struct progress *progress, uint32_t index)
 	return replica_at(progress, roster_place(progress, index) + 1);
 }
 
-bool forward_writes(const struct progress *progress, uint32_t from, uint32_t to)
+uint32_t forward_writers(const struct progress *progress, uint32_t seat, uint32_t *first_out)
 {
-	uint32_t trainers = progress->options.trainer_count;
-	if (from < trainers || to < trainers)
-		return from < trainers && to >= trainers;
-	uint32_t a = seat_replica(progress, from), b = seat_replica(progress, to);
+	uint32_t index = seat_replica(progress, seat), place = roster_place(progress, index);
+	*first_out = replica_seat(progress, index, 0);
 	switch (progress->options.forward) {
 	case HUB_FORWARD_NONE:
-		return false;
+		return 0;
 	case HUB_FORWARD_INSIDE:
-		return a == b && from != to;
+		return progress->options.replica_ranks;
 	case HUB_FORWARD_CHAIN:
-		return replica_behind(progress, a) == b &&
-		       seat_rank(progress, from) == seat_rank(progress, to);
+		if (place == 0 || place >= progress->roster_replica_count)
+			return 0;
+		*first_out = replica_seat(progress, replica_at(progress, place - 1),
+					  seat_rank(progress, seat));
+		return 1;
 	}
-	return false;
+	return 0;
 }
 
 bool forward_next_gone(const struct progress *progress, uint32_t seat)

@@ -131,13 +131,15 @@ static void ready_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 	if (progress->over || io->ready_attempt != progress->attempt || index == UINT32_MAX ||
 	    (io->ready_ns != 0 && now_ns - io->ready_ns < READY_NS))
 		return;
-	uint32_t bit = index - progress->options.trainer_count;
+	uint32_t trainers = progress->options.trainer_count, bit = index - trainers, first;
+	uint32_t writers = trainers + forward_writers(progress, number, &first);
 	bool encoded = false;
-	for (uint32_t i = 0; i < hub->io_count; i++) {
+	for (uint32_t n = 0; n < writers; n++) {
+		uint32_t i = n < trainers ? n : first + n - trainers;
 		const struct beat_up *up = &progress->seats[i].up;
 		bool has = up->ready_attempt == progress->attempt && bit < up->ready_count &&
 			   (up->ready[bit / 8] >> (bit % 8) & 1) != 0;
-		if (has || !seat_is_in(&progress->seats[i]) || !forward_writes(progress, i, number))
+		if (has || i == number || !seat_is_in(&progress->seats[i]))
 			continue;
 		struct passage ready = {.generation = progress->generation,
 					.attempt = io->ready_attempt,

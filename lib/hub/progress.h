@@ -139,8 +139,8 @@ uint32_t progress_roster_index(const struct progress *progress, uint32_t seat);
 int progress_waits_for(const struct progress *progress, struct ws_error *err);
 
 /* ---- forward.c */
-/* Whether the member at seat `from` writes to the one at seat `to`. */
-bool forward_writes(const struct progress *progress, uint32_t from, uint32_t to);
+/* Which rollouts write to this one: so many seats from *first_out on, itself perhaps among them. */
+uint32_t forward_writers(const struct progress *progress, uint32_t seat, uint32_t *first_out);
 /* Whether the replica behind this rollout's in the chain is out of the roster it was wired in. */
 bool forward_next_gone(const struct progress *progress, uint32_t seat);
 /* Whether a replica waits for one before it in the chain that hasn't landed. */
