@@ -185,17 +185,17 @@ static const char *instances_fault(const struct plan *plan, const struct pair_st
 	const struct plan_counter *row = state->pair.counters;
 	uint32_t i = 0;
 
+	for (uint32_t k = 0; k < plan->kind_count; k++)
+		if (state->segments[k] > plan->segments.count)
+			return "it has segments that aren't there";
 	for (uint32_t b = 0; b < plan->bucket_count; b++) {
 		uint32_t kind = plan->buckets[b].kind;
-		if (kind >= plan->kind_count)
-			return "a bucket is of no kind";
 		uint32_t index = state->segments[kind];
 		if (index == 0)
 			continue;
 		const struct instance *instance = &state->instances[i];
-		if (index > plan->segments.count || i == state->instance_count ||
-		    instance->bucket != b || instance->segment != index - 1 ||
-		    plan_segment(plan, index - 1)->kind != kind)
+		if (i == state->instance_count || instance->bucket != b ||
+		    instance->segment != index - 1 || plan_segment(plan, index - 1)->kind != kind)
 			return "its buckets aren't those of its kinds";
 		if (instance->op_base != total->ops || instance->ring_base != total->rings ||
 		    instance->counter_base != total->counters)
@@ -242,14 +242,24 @@ int check_numbers(struct checking *checking)
 	uint32_t found = checking->findings->count;
 	struct segment *sums = mem_alloc(plan->segments.count * sizeof(*sums));
 
-	if (sums == NULL)
+	uint64_t digest;
+	if (sums == NULL || plan_input_digest(plan, &digest) != 0) {
+		mem_free(sums);
 		return plan_no_memory(checking->err);
+	}
+	if (digest != plan->digest)
+		findings_add(checking->findings, "digest", "plan",
+			     "it was made of other manifests, members or rules than it is for");
 	for (uint32_t i = 0; i < plan->segments.count; i++) {
 		const char *fault = segment_fault(plan, plan_segment(plan, i), &sums[i]);
 		if (fault != NULL)
 			findings_add(checking->findings, "numbers", "plan",
 				     "segment %" PRIu32 ": %s", i, fault);
 	}
+	for (uint32_t b = 0; b < plan->bucket_count; b++)
+		if (plan->buckets[b].kind >= plan->kind_count)
+			findings_add(checking->findings, "numbers", plan->buckets[b].name,
+				     "bucket %" PRIu32 " is of no kind", b);
 	for (uint32_t i = 0; checking->findings->count == found && i < plan->pairs.count; i++) {
 		const struct pair_state *state = plan_pair_state(plan, i);
 		struct sums total = {.rows_left = state->pair.counter_count};

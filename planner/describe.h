@@ -275,6 +275,13 @@ bool parse_ranges(struct parse *parse, const struct json *json, const char *wher
 void *parse_alloc(struct parse *parse, size_t count, size_t bytes_each); /* manifest's arena */
 const char *parse_copy(struct parse *parse, const char *text);		 /* likewise */
 
+/* manifest_order.c: the list with its entries in the order that they are read in; NULL and
+ * out_of_memory. */
+const struct json *parse_order(struct parse *parse, const struct json *list);
+/* How findings call an entry of a list: by its name, else "params[3]" in room. */
+const char *parse_where(const struct json *entry, const char *list, uint32_t index, char *room,
+			size_t bytes);
+
 /* manifest_axes.c: "meshes", "axes", "stages", "experts". */
 void parse_meshes(struct parse *parse, const struct json *json);
 void parse_bindings(struct parse *parse, const struct json *json);

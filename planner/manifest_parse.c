@@ -157,8 +157,8 @@ static bool parse_tensor_rule(struct parse *parse, const struct json *json, uint
 {
 	static const char *const keys[] = {"name", "dtype", "shape", "layers", "experts", NULL};
 	static const char *const marks[] = {"{L}", "{E}", NULL};
-	char where[32];
-	snprintf(where, sizeof(where), "tensors[%u]", index);
+	char room[32];
+	const char *where = parse_where(json, "tensors", index, room, sizeof(room));
 	if (!parse_keys(parse, json, where, keys))
 		return false;
 	rule->name = parse_text(parse, json, "name", where);
@@ -348,9 +348,9 @@ static void parse_manifest(struct parse *parse, const struct json *json)
 	parse_head(parse, json);
 	parse_sym(parse, json_get(json, "sym"));
 	parse_schemes(parse, json_get(json, "schemes"));
-	parse_tensors(parse, json_get(json, "tensors"));
+	parse_tensors(parse, parse_order(parse, json_get(json, "tensors")));
 	parse_sets(parse, json_get(json, "layers"));
-	parse_casts(parse, json_get(json, "casts"));
+	parse_casts(parse, parse_order(parse, json_get(json, "casts")));
 	if (parse->manifest->world == 0 || parse->out_of_memory)
 		return;
 	parse_meshes(parse, json_get(json, "meshes"));
@@ -360,8 +360,8 @@ static void parse_manifest(struct parse *parse, const struct json *json)
 	if (json_get(json, "params") == NULL && json_get(json, "rows") == NULL)
 		findings_add(&parse->found, "key", "manifest",
 			     "it has neither \"params\" nor \"rows\"");
-	parse_params(parse, json_get(json, "params"));
-	parse_rows(parse, json_get(json, "rows"));
+	parse_params(parse, parse_order(parse, json_get(json, "params")));
+	parse_rows(parse, parse_order(parse, json_get(json, "rows")));
 	check_names(parse);
 }
 

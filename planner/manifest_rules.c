@@ -179,9 +179,10 @@ static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t 
 	uint64_t keys = 1;
 	for (uint32_t i = 0; i < rule->axis_count && keys <= VISIT_MAX; i++)
 		keys *= rule->axes[i]->size;
-	uint8_t *seen = keys <= VISIT_MAX && !rule->view.stacks_experts
-				? arena_alloc(&parse->arena, keys / 8 + 1)
-				: NULL;
+	bool remembers = keys <= VISIT_MAX && !rule->view.stacks_experts;
+	uint8_t *seen = remembers ? arena_alloc(&parse->arena, keys / 8 + 1) : NULL;
+	if (remembers && seen == NULL)
+		return (void)(parse->out_of_memory = true);
 	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
 		uint64_t key = rule_key(rule, rank);
 		if (seen != NULL && (seen[key / 8] >> (key % 8) & 1) != 0)
@@ -396,8 +397,8 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 	static const char *const keys[] = {"p",	    "each",  "mesh",  "x",     "dtype",	  "q",
 					   "mode",  "post",  "scale", "stage", "derived", "kind",
 					   "model", "order", "note",  NULL};
-	char where[32];
-	snprintf(where, sizeof(where), "params[%u]", index);
+	char room[32];
+	const char *where = parse_where(json, "params", index, room, sizeof(room));
 	struct param_parse param = {.parse = parse};
 	struct layer_set layers = {.count = UINT32_MAX};
 	if (!parse_keys(parse, json, where, keys))

@@ -106,7 +106,7 @@ static int keep_input(struct plan *plan, const struct plan_input *input, uint32_
 	return 0;
 }
 
-static int digest_input(struct plan *plan)
+int plan_input_digest(const struct plan *plan, uint64_t *digest_out)
 {
 	struct writer out = WRITER_INIT(64u << 20);
 
@@ -119,7 +119,7 @@ static int digest_input(struct plan *plan)
 	rules_encode(&plan->input.rules, &out);
 	int rc = out.failed ? -ENOMEM : 0;
 	if (rc == 0)
-		plan->digest = digest_bytes(out.bytes, out.count, PLANNER_VERSION);
+		*digest_out = digest_bytes(out.bytes, out.count, PLANNER_VERSION);
 	writer_release(&out);
 	return rc;
 }
@@ -361,7 +361,7 @@ int plan_make(struct plan **plan_out, const struct plan_input *input, uint32_t s
 	planning.plan = plan;
 	planning.findings = findings != NULL ? findings : &own;
 	uint32_t found = planning.findings->count;
-	if (keep_input(plan, input, self) != 0 || digest_input(plan) != 0) {
+	if (keep_input(plan, input, self) != 0 || plan_input_digest(plan, &plan->digest) != 0) {
 		rc = plan_no_memory(err);
 		goto fail;
 	}

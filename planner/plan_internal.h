@@ -469,6 +469,10 @@ bool box_dense(const struct box *box, const struct piece *piece);
 #define BYTES_TEXT 16
 const char *bytes_text(uint64_t bytes, char *out, size_t room);
 
+/* ---- plan.c */
+/* Over manifests, roster, places and rules.  -ENOMEM. */
+int plan_input_digest(const struct plan *plan, uint64_t *digest_out);
+
 /* ---- pairs.c */
 struct pair_state *pairs_find(struct planning *planning, uint32_t sender, uint32_t receiver);
 /* Sorts the pairs and lays each out.  Finding "ops". */

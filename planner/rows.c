@@ -115,8 +115,8 @@ static bool read_row(struct parse *parse, const struct json *json, uint32_t inde
 {
 	static const char *const keys[] = {"t",	     "rank",	"p",	"dtype", "goff",
 					   "lshape", "lstride", "loff", "note",	 NULL};
-	char where[32];
-	snprintf(where, sizeof(where), "rows[%u]", index);
+	char room[32];
+	const char *where = parse_where(json, "rows", index, room, sizeof(room));
 	if (!parse_keys(parse, json, where, keys))
 		return false;
 	const char *tensor = parse_text(parse, json, "t", where);

@@ -39,9 +39,9 @@ static const struct {
 	uint32_t dim_count;
 	uint64_t dim[3];
 	bool experts;
-} tensors[] = {{"m", 2, {4, 6}, false},
+} tensors[] = {{"c", 3, {2, 3, 4}, false},
+	       {"m", 2, {4, 6}, false},
 	       {"v", 1, {12}, false},
-	       {"c", 3, {2, 3, 4}, false},
 	       {"w{E}", 2, {6, 4}, true}};
 
 static uint32_t tensor_id(uint32_t tensor, uint32_t expert, uint64_t element)

@@ -28,37 +28,37 @@ START_TEST(ranks_hold_what_their_stage_and_coordinates_say)
 	struct rank_params params;
 	struct ws_error err = {0};
 	ck_ok(manifest_params(manifest, 0, &arena, &params, &err), err);
-	ck_assert(names_are(&params, "emb b.0.norm b.1.norm b.0.up b.1.up "));
+	ck_assert(names_are(&params, "b.0.norm b.1.norm b.0.up b.1.up emb "));
 	/* 20 rows, padded to a multiple of 8 * 4, in 4 parts: 8 rows of 8, 2 bytes each. */
-	ck_assert_uint_eq(params.params[0].bytes, 128);
+	ck_assert_uint_eq(params.params[4].bytes, 128);
 	ck_assert_uint_eq(params.params[3].bytes, 8 * 8 * 2);
 	ck_assert_uint_eq(params.bytes, 128 + 2 * 16 + 2 * 128);
 	ck_assert_uint_eq(params.arena_bytes, 5 * 256);
 	ck_assert_uint_eq(params.params[2].arena_offset, 512);
 	/* Rank 2 has rows 16..24 of 20, rank 3 none. */
 	const struct form *form;
-	ck_ok(manifest_form(manifest, 0, 2, &form, &err), err);
+	ck_ok(manifest_form(manifest, 5, 2, &form, &err), err);
 	ck_assert_uint_eq(form->covered_count, 4 * 8);
-	ck_ok(manifest_form(manifest, 0, 3, &form, &err), err);
+	ck_ok(manifest_form(manifest, 5, 3, &form, &err), err);
 	ck_assert_uint_eq(form->covered_count, 0);
 	ck_assert_uint_eq(form->element_count, 64);
-	ck_ok(manifest_form(manifest, 0, 4, &form, &err), err);
+	ck_ok(manifest_form(manifest, 5, 4, &form, &err), err);
 	ck_assert_ptr_null(form);
 	/* 6 experts on 4 coordinates: 2, 2, 1, 1. */
 	ck_ok(manifest_params(manifest, 5, &arena, &params, &err), err);
-	ck_assert(names_are(&params,
-			    "head b.2.norm b.3.norm b.4.norm b.2.bias b.3.bias b.4.bias "
-			    "b.2.w b.3.w b.4.w b.2.e.0 b.2.e.1 b.3.e.0 b.3.e.1 b.4.e.0 b.4.e.1 "
-			    "mtp.0.h "));
-	ck_assert_int_eq(params.params[4].dtype, WS_F32);
-	ck_assert_int_eq(params.params[11].expert, 3);
-	ck_assert_int_eq(params.params[11].slot, 1);
-	ck_assert_int_eq(param_expert(manifest, 5, &params.params[7], 1), 3);
-	ck_assert_int_eq(param_expert(manifest, 5, &params.params[11], -1), 3);
+	ck_assert(names_are(
+		&params,
+		"b.2.bias b.3.bias b.4.bias b.2.e.0 b.2.e.1 b.3.e.0 b.3.e.1 b.4.e.0 b.4.e.1 "
+		"b.2.norm b.3.norm b.4.norm b.2.w b.3.w b.4.w head mtp.0.h "));
+	ck_assert_int_eq(params.params[0].dtype, WS_F32);
+	ck_assert_int_eq(params.params[4].expert, 3);
+	ck_assert_int_eq(params.params[4].slot, 1);
+	ck_assert_int_eq(param_expert(manifest, 5, &params.params[12], 1), 3);
+	ck_assert_int_eq(param_expert(manifest, 5, &params.params[4], -1), 3);
 	ck_ok(manifest_params(manifest, 7, &arena, &params, &err), err);
 	ck_assert_int_eq(rank_params_find(&params, "b.4.e.1"), -1);
-	ck_assert_int_eq(rank_params_find(&params, "b.4.e.0"), 12);
-	ck_assert_int_eq(params.params[12].expert, 5);
+	ck_assert_int_eq(rank_params_find(&params, "b.4.e.0"), 5);
+	ck_assert_int_eq(params.params[5].expert, 5);
 	arena_release(&arena);
 	manifest_free(manifest);
 	ck_assert_uint_eq(mem_live_count(), 0);
@@ -72,11 +72,11 @@ START_TEST(rules_say_how_params_land)
 	ck_assert_int_eq(manifest_side(manifest), SIDE_ROLLOUT);
 	ck_assert_uint_eq(manifest_world(manifest), 8);
 	ck_assert_ptr_null(manifest_quant(manifest));
-	const struct param_rule *stack = manifest_rule(manifest, 5);
+	const struct param_rule *stack = manifest_rule(manifest, 4);
 	ck_assert(stack->stacks_experts && stack->each_layer && !stack->each_expert);
 	ck_assert_str_eq(stack->post, "shuffle");
-	ck_assert(!stack->inplace && manifest_rule(manifest, 0)->inplace);
-	ck_assert(manifest_rule(manifest, 6)->each_expert);
+	ck_assert(!stack->inplace && manifest_rule(manifest, 5)->inplace);
+	ck_assert(manifest_rule(manifest, 1)->each_expert);
 	manifest_free(manifest);
 }
 END_TEST
@@ -94,10 +94,10 @@ START_TEST(forms_are_shared_by_ranks_layers_and_experts)
 	ck_assert_ptr_ne(a, b);
 	ck_assert_uint_ne(a->id, b->id);
 	/* Stacks of equal count are one form, whatever the experts are. */
-	ck_ok(manifest_form(manifest, 5, 4, &a, &err), err);
-	ck_ok(manifest_form(manifest, 5, 5, &b, &err), err);
+	ck_ok(manifest_form(manifest, 4, 4, &a, &err), err);
+	ck_ok(manifest_form(manifest, 4, 5, &b, &err), err);
 	ck_assert_ptr_eq(a, b);
-	ck_ok(manifest_form(manifest, 5, 6, &b, &err), err);
+	ck_ok(manifest_form(manifest, 4, 6, &b, &err), err);
 	ck_assert_ptr_ne(a, b);
 	manifest_free(manifest);
 }
@@ -201,9 +201,9 @@ START_TEST(round_robin_deals_experts_in_turn)
 	char *text = changed(EXPERTS, "\"experts\":{\"axis\":\"ep\",\"place\":\"round_robin\"}");
 	struct manifest *manifest = parse(text);
 	const int32_t *experts;
-	ck_assert_uint_eq(manifest_experts(manifest, 5, 5, 2, &experts), 2);
+	ck_assert_uint_eq(manifest_experts(manifest, 4, 5, 2, &experts), 2);
 	ck_assert(experts[0] == 1 && experts[1] == 5);
-	ck_assert_uint_eq(manifest_experts(manifest, 5, 7, 2, &experts), 1);
+	ck_assert_uint_eq(manifest_experts(manifest, 4, 7, 2, &experts), 1);
 	ck_assert_int_eq(experts[0], 3);
 	manifest_free(manifest);
 	mem_free(text);
@@ -218,9 +218,9 @@ START_TEST(a_map_places_experts_by_layer)
 	struct rank_params params;
 	struct ws_error err = {0};
 	const int32_t *experts;
-	ck_assert_uint_eq(manifest_experts(manifest, 5, 7, 2, &experts), 2);
+	ck_assert_uint_eq(manifest_experts(manifest, 4, 7, 2, &experts), 2);
 	ck_assert(experts[0] == 0 && experts[1] == 3);
-	ck_assert_uint_eq(manifest_experts(manifest, 5, 7, 3, &experts), 2);
+	ck_assert_uint_eq(manifest_experts(manifest, 4, 7, 3, &experts), 2);
 	ck_assert(experts[0] == 0 && experts[1] == 0);
 	ck_ok(manifest_params(manifest, 4, &arena, &params, &err), err);
 	int64_t at = rank_params_find(&params, "b.3.e.0");

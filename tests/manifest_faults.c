@@ -55,7 +55,7 @@ static const struct {
 	{"\"p\":\"emb\",\"mesh\":\"dense\"", "\"p\":\"emb\",\"mesh\":\"sparse\"", "mesh", "emb",
 	 "no 'sparse'"},
 	{"\"p\":\"emb\",\"mesh\":\"dense\"", "\"p\":\"emb\"", "mesh", "emb", "it needs \"mesh\""},
-	{"\"kind\":\"buffer\"", "\"knid\":\"buffer\"", "key", "params[4]", "unknown key 'knid'"},
+	{"\"kind\":\"buffer\"", "\"knid\":\"buffer\"", "key", "b.{L}.bias", "unknown key 'knid'"},
 	{"\"kind\":\"buffer\"", "\"kind\":\"cache\"", "key", "b.{L}.bias",
 	 "\"param\" or \"buffer\""},
 	{"\"kind\":\"buffer\"", "\"q\":\"fp8\"", "quant", "b.{L}.bias", "\"schemes\" has no 'fp8'"},
@@ -220,7 +220,8 @@ START_TEST(no_failed_allocation_leaks_or_is_overlooked)
 	for (uint64_t n = 0; n < count; n++) {
 		err = (struct ws_error){0};
 		mem_fail_nth((int64_t)n);
-		ck_assert_uint_eq(work(&err), ENOMEM);
+		uint64_t rc = work(&err);
+		ck_assert_msg(rc == ENOMEM, "allocation %" PRIu64 " of %" PRIu64, n, count);
 		mem_fail_nth(-1);
 		ck_assert_msg(err.text[0] != '\0', "allocation %" PRIu64 " of %" PRIu64, n, count);
 		ck_assert_uint_eq(mem_live_count(), 0);

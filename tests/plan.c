@@ -148,7 +148,7 @@ START_TEST(two_small_copies_share_one_and_a_single_one_stays)
 	pair.input.rules.bucket_bytes = 1u << 30;
 	expect(&pair, "direct 2000000, ring 2 gather 30");
 	pair.input.rules.pack_bytes_max = 12;
-	expect(&pair, "direct 10, direct 2000000, direct 14");
+	expect(&pair, "direct 10, direct 14, direct 2000000");
 	pair_close(&pair);
 }
 END_TEST

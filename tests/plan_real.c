@@ -78,7 +78,7 @@ START_TEST(buckets_are_embeddings_and_head_then_layers)
 	struct plan *all = pair_plan(&pair, PLAN_ALL);
 	ck_assert_uint_eq(plan_bucket_count(all), 50);
 	ck_assert_str_eq(plan_bucket_name(all, 0), "model.embed_tokens");
-	ck_assert_str_eq(plan_bucket_name(all, 1), "model.norm");
+	ck_assert_str_eq(plan_bucket_name(all, 1), "lm_head");
 	ck_assert_str_eq(plan_bucket_name(all, 2), "model.layers.0");
 	ck_assert_str_eq(plan_bucket_name(all, 49), "model.layers.47");
 	plan_free(all);
