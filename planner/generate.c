@@ -28,7 +28,8 @@ static int tp_dim(const struct tensor_rule *rule)
 	static const char *const rows[] = {".o_proj.", ".down_proj.", NULL};
 	if (has_part(rule->name, columns))
 		return 0;
-	return rule->dim_count == 2 && has_part(rule->name, rows) ? 1 : -1;
+	/* The scale of a channel isn't cut with its columns. */
+	return rule->dim_count == 2 && rule->dim[1] > 1 && has_part(rule->name, rows) ? 1 : -1;
 }
 
 static bool has_axis(const struct make *make, const char *name)

@@ -151,6 +151,73 @@ START_TEST(every_layout_covers_every_engine_exactly_once)
 }
 END_TEST
 
+/* ---- Quantized targets: every scale too.  Meshes at which no block of any model is torn. */
+
+static const struct layout_shapes whole_blocks[] = {
+	{"vllm", {"tp=2", "tp=2,ep=2", "dp=2,tp=2,ep=4", "pp=3,tp=2", "tp=1", "tp=4,ep=4"}},
+	{"sglang",
+	 {"tp=2", "tp=4,dp=2,ep=4", "tp=8,dp=4,ep=8,moe_dense_tp=1,shared_tp=1,dp_lm_head=1",
+	  "pp=3,tp=2", "tp=2,fuse_shared=1", "tp=4,ep=4"}},
+	{"trtllm",
+	 {"tp=2", "tp=4,ep=4", "tp=2,ep=2", "pp=3,tp=2", "tp=4,ep=4,attention_dp=1", "tp=1"}},
+};
+
+#define WHOLE_MODELS 8 /* the first ones of models[] */
+
+START_TEST(every_scale_is_covered_exactly_once)
+{
+	uint32_t m = (uint32_t)_i / SHAPES, shape = (uint32_t)_i % SHAPES;
+	struct ws_error err = {0};
+	struct model *model;
+	ck_ok(model_builtin(&model, models[m].name, &err), err);
+	for (uint32_t e = 0; e < ARRAY_SIZE(whole_blocks); e++) {
+		const struct layout_shapes *trainer = &trainers[(e + shape) % ARRAY_SIZE(trainers)];
+		bool titan = strcmp(trainer->layout, "torchtitan") == 0;
+		char from[256], to[256];
+		mesh_text(trainer->mesh[shape], models[m].layers, true, false, from, sizeof(from));
+		mesh_text(whole_blocks[e].mesh[shape], models[m].layers, !models[m].one_shared,
+			  titan && models[m].mtp, to, sizeof(to));
+		check_pair(model, trainer->layout, from, whole_blocks[e].layout, to, "fp8-block");
+		mesh_text(engines[e].mesh[shape], models[m].layers, !models[m].one_shared,
+			  titan && models[m].mtp, to, sizeof(to));
+		if ((e + shape) % 3 == 0)
+			check_pair(model, trainer->layout, from, engines[e].layout, to,
+				   "fp8-channel");
+	}
+	model_free(model);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+static const char *const files[] = {
+	"kimi-k2-fp8",	       "deepseek-v3-fp8",	"qwen3-32b-fp8",     "qwen3-30b-a3b-fp8",
+	"qwen3-235b-a22b-fp8", "llama-3-70b-fp8-block", "glm-4.5-fp8-block", "glm-4.5-fp8-channel"};
+
+START_TEST(files_that_are_quantized_are_copied_with_their_scales)
+{
+	uint32_t f = (uint32_t)_i / SHAPES, shape = (uint32_t)_i % SHAPES;
+	struct ws_error err = {0};
+	struct model *model;
+	uint32_t m = 0;
+	while (strncmp(models[m].name, files[f], strlen(models[m].name)) != 0)
+		m++;
+	ck_ok(model_builtin(&model, files[f], &err), err);
+	for (uint32_t e = 0; e < ARRAY_SIZE(whole_blocks); e++) {
+		const struct layout_shapes *trainer = &trainers[(e + shape) % 2];
+		char to[256];
+		/* Tensor parallelism of a trainer would tear blocks: flat shards then. */
+		if (strstr(trainer->mesh[shape], "tp=") != NULL)
+			trainer = &trainers[1];
+		mesh_text(whole_blocks[e].mesh[shape], models[m].layers, !models[m].one_shared,
+			  false, to, sizeof(to));
+		check_pair(model, trainer->layout, trainer->mesh[shape], whole_blocks[e].layout, to,
+			   NULL);
+	}
+	model_free(model);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("coverage");
@@ -158,6 +225,9 @@ Suite *suite(void)
 	tcase_set_timeout(tc, 300);
 	tcase_add_loop_test(tc, every_layout_covers_every_engine_exactly_once, 0,
 			    ARRAY_SIZE(models) * SHAPES);
+	tcase_add_loop_test(tc, every_scale_is_covered_exactly_once, 0, WHOLE_MODELS * SHAPES);
+	tcase_add_loop_test(tc, files_that_are_quantized_are_copied_with_their_scales, 0,
+			    ARRAY_SIZE(files) * SHAPES);
 	suite_add_tcase(s, tc);
 	return s;
 }

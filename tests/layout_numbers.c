@@ -236,6 +236,47 @@ START_TEST(vocabularies_are_padded_as_each_framework_does)
 }
 END_TEST
 
+/* ---- Rows of what row-parallel layers cut: bytes of a run, runs of a box (layouts.md 5.1). */
+
+static const struct {
+	const char *model, *mesh, *quant, *param;
+	uint64_t run_bytes, rows;
+} runs[] = {
+	{"llama-3-70b", "tp=8", NULL, "self_attn.o_proj.weight", 2048, 8192},
+	{"llama-3-70b", "tp=8", NULL, "mlp.down_proj.weight", 7168, 8192},
+	{"qwen3-32b", "tp=8", NULL, "self_attn.o_proj.weight", 2048, 5120},
+	{"qwen3-32b", "tp=8", NULL, "mlp.down_proj.weight", 6400, 5120},
+	{"qwen3-30b-a3b", "tp=4", NULL, "w2_weight", 384, 2048},
+	{"qwen3-235b-a22b", "tp=8", NULL, "w2_weight", 384, 4096},
+	{"glm-4.5", "tp=8", NULL, "w2_weight", 384, 5120},
+	{"glm-4.5", "tp=4", "fp8-block", "w2_weight", 384, 5120},
+	{"deepseek-v3", "tp=16", "fp8-block", "self_attn.o_proj.weight", 1024, 7168},
+	{"deepseek-v3", "tp=16", "fp8-block", "mlp.down_proj.weight", 1152, 7168},
+	{"deepseek-v3", "tp=16", "fp8-block", "w2_weight", 128, 7168},
+	{"kimi-k2", "tp=8", "fp8-block", "self_attn.o_proj.weight", 1024, 7168},
+	{"kimi-k2", "tp=16", "fp8-block", "self_attn.o_proj.weight", 512, 7168},
+	{"gpt-oss-120b-mxfp4", "tp=8", NULL, "w2_weight", 12 * 16, 2880},
+	{"gpt-oss-120b-mxfp4", "tp=8", NULL, "w2_weight_scale", 12, 2880},
+};
+
+START_TEST(row_parallel_cuts_have_the_runs_of_the_table)
+{
+	struct manifest *manifest =
+		make(runs[_i].model, SIDE_ROLLOUT, "vllm", runs[_i].mesh, runs[_i].quant);
+	const struct form *form = form_of(manifest, runs[_i].param, 1);
+	const struct piece *piece = &form->pieces[0];
+	/* MXFP4 blocks are [expert, row, block, byte]; all others [.., row, column]. */
+	uint32_t row = piece->dim_count == 2 ? 0 : 1;
+	uint64_t bytes =
+		ws_dtype_bytes(manifest_rule(manifest, rule_of(manifest, runs[_i].param))->dtype);
+	for (uint32_t d = row + 1; d < piece->dim_count; d++)
+		bytes *= piece->extent[d];
+	ck_assert_uint_eq(bytes, runs[_i].run_bytes);
+	ck_assert_uint_eq(piece->extent[row], runs[_i].rows);
+	manifest_free(manifest);
+}
+END_TEST
+
 /* ---- gpt-oss and TensorRT-LLM. */
 
 START_TEST(gpt_oss_is_cut_in_units_of_32)
@@ -369,6 +410,7 @@ Suite *suite(void)
 	tcase_add_test(tc, zero3_shards_are_flat_and_tear_rows);
 	tcase_add_loop_test(tc, vocabularies_are_padded_as_each_framework_does, 0,
 			    ARRAY_SIZE(vocabularies));
+	tcase_add_loop_test(tc, row_parallel_cuts_have_the_runs_of_the_table, 0, ARRAY_SIZE(runs));
 	tcase_add_test(tc, gpt_oss_is_cut_in_units_of_32);
 	tcase_add_test(tc, gate_and_up_have_each_frameworks_order);
 	tcase_add_test(tc, trtllm_has_all_heads_keys_before_their_values);
