@@ -13,13 +13,18 @@ static const char *const scripts[] = {
 	"page/bars.js", "page/timeline.js", "page/tables.js", "page/main.js",
 };
 
-static void put_file(struct writer *out, const char *name)
+static const char *file_text(const char *name)
 {
 	const struct builtin_file *file = builtin_files;
 
 	while (strcmp(file->name, name) != 0)
 		file++; /* it is there: the build embeds it */
-	write_bytes(out, file->text, strlen(file->text));
+	return file->text;
+}
+
+static void put_file(struct writer *out, const char *name)
+{
+	write_bytes(out, file_text(name), strlen(file_text(name)));
 }
 
 static void put_escaped(struct writer *out, const char *text)
@@ -80,30 +85,25 @@ static void put_part(struct writer *out, const struct page *page, const char *na
 {
 	const struct manifest *known = page->rollout != NULL ? page->rollout : page->trainer;
 
-	if (strncmp(name, "style", bytes) == 0)
+	if (strncmp(name, "style", bytes) == 0) {
 		put_file(out, "page/page.css");
-	else if (strncmp(name, "data", bytes) == 0)
+	} else if (strncmp(name, "data", bytes) == 0) {
 		put_data(out, page);
-	else if (strncmp(name, "text", bytes) == 0)
+	} else if (strncmp(name, "text", bytes) == 0) {
 		put_text(out, page);
-	else if (strncmp(name, "title", bytes) == 0)
-		put_escaped(out, known != NULL ? manifest_model(known) : "manifests");
-	else if (strncmp(name, "script", bytes) == 0)
+	} else if (strncmp(name, "title", bytes) == 0) {
+		put_escaped(out, known != NULL ? manifest_model(known) : "refused");
+	} else {
+		assert(strncmp(name, "script", bytes) == 0);
 		for (size_t i = 0; i < ARRAY_SIZE(scripts); i++)
 			put_file(out, scripts[i]);
+	}
 }
 
 int page_write(const struct page *page, struct writer *out)
 {
-	struct writer frame = WRITER_INIT(1u << 20);
+	const char *at = file_text("page/page.html");
 
-	put_file(&frame, "page/page.html");
-	write_u8(&frame, 0);
-	if (frame.failed) {
-		writer_release(&frame);
-		return -ENOMEM;
-	}
-	const char *at = (const char *)frame.bytes;
 	for (const char *mark; (mark = strstr(at, "<!-- ")) != NULL;) {
 		const char *name = mark + strlen("<!-- "), *end = strstr(name, " -->");
 		write_bytes(out, at, (size_t)(mark - at));
@@ -111,6 +111,5 @@ int page_write(const struct page *page, struct writer *out)
 		at = end + strlen(" -->");
 	}
 	write_bytes(out, at, strlen(at));
-	writer_release(&frame);
 	return out->failed ? -ENOMEM : 0;
 }

@@ -100,6 +100,31 @@ static void put_members(struct json_writer *json, const char *key, const uint64_
 	json_end_array(json);
 }
 
+/* What goes through each member's NICs, gaps on the wire included: pairs inside a host don't. */
+static int put_nics(struct json_writer *json, const struct plan *all)
+{
+	const struct place *places = all->input.places;
+	uint64_t *sent = mem_alloc(all->member_count * sizeof(*sent));
+	uint64_t *received = mem_alloc(all->member_count * sizeof(*received));
+	int rc = sent == NULL || received == NULL ? -ENOMEM : 0;
+
+	for (uint32_t i = 0; rc == 0 && i < plan_send_pair_count(all); i++) {
+		const struct plan_pair *pair = plan_send_pair(all, i);
+		if (places != NULL &&
+		    strcmp(places[pair->sender].host, places[pair->receiver].host) == 0)
+			continue;
+		sent[pair->sender] += pair->bytes;
+		received[pair->receiver] += pair->bytes;
+	}
+	if (rc == 0) {
+		put_members(json, "nic_sent", sent, all->member_count);
+		put_members(json, "nic_received", received, all->member_count);
+	}
+	mem_free(sent);
+	mem_free(received);
+	return rc;
+}
+
 static void put_buckets(struct json_writer *json, const struct plan *all)
 {
 	json_begin_array(json, "buckets");
@@ -126,7 +151,9 @@ static int put_plan(const struct page *page, struct json_writer *json)
 	put_members(json, "received", all->received, all->member_count);
 	put_buckets(json, all);
 	plan_report_json(all, page->plan_seconds, "plan", json);
-	int rc = page_matrix(all, json);
+	int rc = put_nics(json, all);
+	if (rc == 0)
+		rc = page_matrix(all, json);
 	if (rc == 0 && page->simulation != NULL)
 		rc = page_timeline(page->simulation, json);
 	return rc;

@@ -65,17 +65,24 @@ def exact(bytes_):
     return "{:,}".format(bytes_).replace(",", "\u202f")
 
 
+def member(plan, index):
+    rank = index - plan["trainers"]
+    return "trainer %d" % index if rank < 0 else "rollout %d.%d" % divmod(rank, plan["replica_ranks"])
+
+
 def check_plan(seen, plan, played, done):
     trainers, rollouts = plan["trainers"], plan["members"] - plan["trainers"]
-    assert seen.number("matrix", "columns") == trainers and seen.number("matrix", "rows") == rollouts
-    assert seen.number("matrix", "cells") == trainers * rollouts, "a cell for each pair of ranks"
+    forwarders = plan["replica_ranks"] * (plan["replicas"] - 1) if plan["fanout"] == "replica" else 0
+    senders = trainers + forwarders
+    assert seen.number("matrix", "columns") == senders and seen.number("matrix", "rows") == rollouts
+    assert seen.number("matrix", "cells") == senders * rollouts, "a cell for each pair of ranks"
     assert seen.number("matrix", "pairs") == plan["pairs"]
     assert seen.number("matrix", "bytes") == plan["wire_bytes"]
-    assert seen.number("senders", "bytes") == plan["total_bytes"] == seen.number("receivers", "bytes")
+    assert seen.number("senders", "bytes") == plan["wire_bytes"] == seen.number("receivers", "bytes")
     assert seen.number("warnings", "count") == len(plan["warnings"])
-    assert seen.number("buckets", "bytes") == plan["total_bytes"]
-    nics = seen.number("senders", "bars") / trainers
-    assert seen.number("senders", "most") * nics == plan["senders"]["bytes_max"]
+    assert seen.number("buckets", "bytes") == plan["total_bytes"] - plan["forward_bytes"]
+    nics = seen.number("senders", "bars") / senders
+    assert forwarders or seen.number("senders", "most") * nics == plan["senders"]["bytes_max"]
     assert seen.number("receivers", "least") * nics == plan["receivers"]["bytes_min"]
     assert exact(plan["total_bytes"]) in seen.text["figures"], "the exact sum is on the page"
     assert seen.number("timeline", "lanes") == plan["members"] == len(done["tables"]["timeline"]) - 1
@@ -86,7 +93,8 @@ def check_plan(seen, plan, played, done):
         assert 0.97 < picture["again"] / picture["whole"] < 1.03, "the same after a closer look"
         assert picture["first"] != picture["last"] != picture["zoomed"], "arrows read other values"
     assert done["pictures"]["senders"]["first"].startswith("trainer 0"), done["pictures"]["senders"]
-    assert done["pictures"]["matrix"]["last"].startswith("trainer %d \u2192 rollout 0.%d:" % (trainers - 1, rollouts - 1))
+    assert done["pictures"]["matrix"]["last"].startswith(
+        "%s \u2192 %s:" % (member(plan, senders - 1), member(plan, plan["members"] - 1)))
     members = done["tables"]["nics"]
     assert len(members) == plan["members"] + 1
     assert sum(int(row[3].replace("\u202f", "")) for row in members[1:]) == plan["total_bytes"]
@@ -118,7 +126,7 @@ def main():
     assert seen.attributes["body"].get("data-shown") == "yes", "the page's script came to its end"
     assert seen.scripts == 3 and seen.images == 0, "a name became HTML"
     done = json.loads(seen.attributes["body"]["data-seen"])
-    if name != "two_ranks":
+    if name not in ("two_ranks", "fan_out"):
         assert seen.text["model"] == "model " + HOSTILE, seen.text["model"]
     if name != "refused":
         check_plan(seen, json.loads(plan), json.loads(read(name + ".played")), done)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The page of `weightsync plan --html` in a real browser, headless: for 2 ranks, for 1,536 whose names try to
+# The page of `weightsync plan --html` in a real browser, headless: for 2 ranks, with fan-out, for 1,536 whose names try to
 # break out of it, and for a plan that is refused.  tests/page.py says what must be seen there.
 . "$(dirname "$0")/lib.sh"
 for chromium in chromium-headless-shell chromium chromium-browser google-chrome ''; do
@@ -46,6 +46,7 @@ shows() {
 	"$ws" manifest --model qwen3-30b-a3b --side rollout --layout vllm --mesh tp=2 -o R.json &&
 	python3 "$tests/page.py" manifests 1024 512 || exit 1
 shows two_ranks 0 T.json R.json --nics 2
+shows fan_out 0 T.json R.json --replicas 3 --fanout replica
 shows many_ranks 0 many-T.json many-R.json
 shows refused 1 refused-T.json refused-R.json
 [ "$(find . -name '*.html' -size +3000k | wc -l)" = 0 ] && passed "page: below 3 MB" || failed "page: size" "$(ls -l ./*.html)"

@@ -170,9 +170,10 @@ function showSide(id, bytes, first, end) {
 function showNics() {
 	const section = document.getElementById('nics');
 	const {trainers, members} = data.plan;
+	const senders = Math.max(trainers, lastBusy(data.nic_sent) + 1);
 	const charts = [
-		showSide('senders', data.sent, 0, Math.max(trainers, lastBusy(data.sent) + 1)),
-		showSide('receivers', data.received, trainers, members),
+		showSide('senders', data.nic_sent, 0, senders),
+		showSide('receivers', data.nic_received, trainers, members),
 	];
 	const few = charts.every((chart) => chart.values.length <= FEW / 2);
 	section.hidden = false;
@@ -188,7 +189,7 @@ function showNics() {
 	charts.forEach((chart) => chart.layout());
 }
 
-// Rollout ranks that forward are senders too.
+// Rollout ranks that forward to other hosts are senders too.
 function lastBusy(bytes) {
 	return bytes.findLastIndex((n) => n > 0);
 }

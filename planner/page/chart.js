@@ -33,8 +33,7 @@ class Chart {
 	addButtons(home) {
 		home.hidden = this.whole.x1 <= FEW && this.whole.y1 <= FEW;
 		const add = (label, title, act) => {
-			const button = document.createElement('button');
-			Object.assign(button, {type: 'button', textContent: label, title});
+			const button = element('button', {type: 'button', textContent: label, title});
 			button.setAttribute('aria-label', title);
 			button.addEventListener('click', act);
 			home.append(button);
