@@ -171,7 +171,8 @@ static void say_no_tensor(struct param_parse *param, const char *name)
 	const struct manifest *manifest = param->parse->manifest;
 	struct nearest nearest = {.name = name};
 	char where[32] = "";
-	for (uint32_t i = 0; i < manifest->tensor_count; i++)
+	bool looks = param->parse->found.count < NEAREST_FINDINGS_MAX;
+	for (uint32_t i = 0; i < manifest->tensor_count && looks; i++)
 		nearest_try(&nearest, manifest->tensors[i].name);
 	if (param->layer >= 0)
 		snprintf(where, sizeof(where), " at layer %d", param->layer);

@@ -289,7 +289,8 @@ static bool make_rule(struct megatron *dump, const struct megatron_param *param,
 static void say_unknown(const struct megatron *dump, const struct megatron_param *param)
 {
 	struct nearest nearest = {.name = param->template};
-	for (uint32_t i = 0; i < dump->preset_count; i++) {
+	bool looks = dump->import->found.count < NEAREST_FINDINGS_MAX;
+	for (uint32_t i = 0; i < dump->preset_count && looks; i++) {
 		for (const struct json *it = dump->presets[i]->first; it != NULL; it = it->next)
 			nearest_try(&nearest, json_text(it, "p", ""));
 	}

@@ -172,13 +172,14 @@ void import_unknown(struct import *import, const char *name, const char *templat
 {
 	struct nearest nearest = {.name = template};
 	const struct json *own = json_get(import->dump, "names");
-	for (uint32_t i = 0; i < import->model->tensor_count; i++)
+	bool looks = import->found.count < NEAREST_FINDINGS_MAX;
+	for (uint32_t i = 0; i < import->model->tensor_count && looks; i++)
 		nearest_try(&nearest, import->model->tensors[i].name);
-	bool object = own != NULL && own->type == JSON_OBJECT;
+	bool object = looks && own != NULL && own->type == JSON_OBJECT;
 	for (const struct json *it = object ? own->first : NULL; it != NULL; it = it->next)
 		nearest_try(&nearest, it->key);
 	for (uint32_t which = 0; which < ARRAY_SIZE(import->known); which++) {
-		const struct json *params = known_params(import, which);
+		const struct json *params = looks ? known_params(import, which) : NULL;
 		for (const struct json *it = params == NULL ? NULL : params->first; it != NULL;
 		     it = it->next)
 			nearest_try(&nearest, json_text(it, "p", ""));

@@ -11,6 +11,10 @@ struct nearest {
 	uint32_t distance; /* of best */
 };
 
+/* Once there are as many findings, names aren't looked for: a search takes time, and who has so
+ * many has another fault. */
+#define NEAREST_FINDINGS_MAX 16
+
 void nearest_try(struct nearest *nearest, const char *candidate);
 
 #endif

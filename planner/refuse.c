@@ -41,7 +41,8 @@ static void check_name(struct planning *planning, const struct sighting *seen, u
 {
 	const struct family *families = planning->families.items;
 	struct nearest nearest = {.name = families[family].key};
-	for (size_t i = 0; i < planning->families.count; i++) {
+	bool looks = planning->findings->count < NEAREST_FINDINGS_MAX;
+	for (size_t i = 0; i < planning->families.count && looks; i++) {
 		if (seen[i].tensor[SIDE_TRAINER] != NULL && seen[i].tensor[SIDE_ROLLOUT] == NULL)
 			nearest_try(&nearest, families[i].key);
 	}
