@@ -33,14 +33,19 @@ function inkOn([red, green, blue]) {
 	return 0.299 * red + 0.587 * green + 0.114 * blue > 140 ? '#000' : '#fff';
 }
 
-// Where a value stands between the smallest and the largest: linear or by its logarithm.
+// Where a value stands: linear from nothing, so that what is nearly equal looks so, or by its
+// logarithm from the least.
 class Scale {
-	constructor(low, high, log) {
-		Object.assign(this, {low, high, log});
+	constructor(least, high, log) {
+		Object.assign(this, {least, high, log});
+	}
+
+	get low() {
+		return this.log ? this.least : 0;
 	}
 
 	share(value) {
-		if (this.high <= this.low)
+		if (this.high <= this.least)
 			return 0.75;
 		return this.log ? Math.log(value / this.low) / Math.log(this.high / this.low)
 				: (value - this.low) / (this.high - this.low);

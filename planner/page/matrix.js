@@ -195,7 +195,7 @@ function steps(low, high, pixels, room) {
 
 // The legend: the ramp with its ends, what is no traffic, and how it is scaled.
 function drawLegend(home, matrix) {
-	const {low, high} = matrix.scale;
+	const {low, least, high} = matrix.scale;
 	const canvas = element('canvas', {width: 190, height: 1});
 	const pen = canvas.getContext('2d');
 	for (let x = 0; x < 190; x++) {
@@ -205,9 +205,9 @@ function drawLegend(home, matrix) {
 	const middle = short(matrix.scale.value(0.5));
 	const text = (words) => element('span', {textContent: words});
 	const one = element('i');
-	one.style.background = rgb(ramp(matrix.scale.share(low)));
+	one.style.background = rgb(ramp(matrix.scale.share(high)));
 	const more = text(`${short(high)} (half way ${middle})`);
-	const ends = high > low ? [text(short(low)), canvas, more] : [one, text(short(low))];
+	const ends = high > least ? [text(short(low)), canvas, more] : [one, text(short(high))];
 	home.replaceChildren(element('i'), text('nothing\u2002'), ...ends);
 }
 
@@ -227,7 +227,7 @@ function showMatrix() {
 	});
 	dark.addEventListener('change', redraw);
 	drawLegend(legend, matrix);
-	if (matrix.scale.high <= matrix.scale.low)
+	if (matrix.scale.high <= matrix.scale.least)
 		section.querySelector('.choice').hidden = true;
 	Object.assign(section.dataset, {
 		columns: matrix.columns, rows: matrix.rows, cells: matrix.cells.length,
