@@ -3,6 +3,17 @@
 # From a framework's dump to a verified update: experts dealt over 2 ranks and cut over 2, the rest over 4.
 . "$(dirname "$0")/lib.sh"
 cd "$work" || exit 1
+
+# What planner/README.md shows is what examples/ has.
+python3 - "$tests/.." <<'P' >log 2>&1 && passed "import: the README's Python is the examples'" ||
+import re, sys
+root = sys.argv[1]
+shown = re.findall(r"^```python\n(.*?)^```", open(f"{root}/planner/README.md").read(), re.M | re.S)
+files = [open(f"{root}/examples/dump_{name}.py").read() for name in ("dtensor", "megatron")]
+assert len(shown) == 2 and all(code in file for code, file in zip(shown, files)), shown
+P
+	failed "import: the README's Python is the examples'" "no" log
+
 run() {
 	"$ws" synth --model qwen3-30b-a3b --scale 1/8192 -o model &&
 		python3 - <<'P' &&
