@@ -91,6 +91,10 @@ bars = [e for e in json.load(open(sys.argv[2]))["traceEvents"] if e["ph"] == "X"
 assert {"write", "receive"} <= {bar["cat"] for bar in bars}
 P
 gives 1 "rollout's side" weightsync plan R.json T.json
+sed 's/{E}.down_proj/{E}.dwn_proj/g' T.json >B.json
+gives 1 "did it mean 'model.layers.{L}.mlp.experts.{E}.dwn_proj.weight'?" weightsync plan B.json R.json
+gives 1 '^  missing  model.layers.0.mlp.experts.0.down_proj.weight  *rollout rank 0' weightsync plan B.json R.json
+gives 1 '^{"ok":false,"count":.*"kind":"missing"' weightsync plan --json B.json R.json
 weightsync plan T.json R.json --replicas 2 --json >plan.json 2>out &&
 	python3 - plan.json 2>>out <<'P' && passed "plan --json has its keys" || failed "plan --json has its keys" "no" out
 import json, sys
