@@ -74,6 +74,7 @@ static void fsdp2_ranks(struct mesh_text *mesh, const struct model *model, struc
 /* Experts per expert-parallel rank, for frameworks where they must divide. */
 static void check_experts(struct mesh_text *mesh, const struct model *model, uint32_t ep)
 {
+	assert(ep > 0);
 	for (uint32_t i = 0; i < model->tensor_count; i++) {
 		uint32_t experts = model_experts(&model->tensors[i]);
 		if (experts % ep == 0)

@@ -5,6 +5,7 @@
  * canonical weight is one element of the canonical scale.  So the weight's pieces are found
  * first, and each must end between blocks.
  */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,8 +13,7 @@
 
 #include "planner/describe.h"
 
-#define FORM_VISITS 8 /* what a form costs of the visits that a manifest has, and one for a piece \
-		       */
+#define FORM_VISITS 8 /* what a form costs of a manifest's visits; a piece costs one more */
 
 /* ---- "schemes". */
 
@@ -145,6 +145,7 @@ static int scale_dim(const struct tensor_rule *rule, struct view *view, uint32_t
 {
 	uint64_t *offset = &view->offset[d], *extent = &view->extent[d], dim = rule->dim[d];
 	uint64_t *at = &view->at[view->to[d]], end = *offset + *extent;
+	assert(each > 0); /* dims and blocks are */
 	if (each == 1)
 		return 0;
 	if (view->step[d] != 1 && *extent > 1)
