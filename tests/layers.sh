@@ -14,6 +14,7 @@ floor_of() {
 	trainer_side/* | rollout_side/*) echo 4 ;;
 	bench/* | examples/*) echo 5 ;;
 	cli/*) echo 6 ;;
+	tests/fuzz/*) echo 8 ;;
 	tests/*) echo 7 ;;
 	*) echo unknown ;;
 	esac
