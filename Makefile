@@ -143,6 +143,7 @@ ci: all $(TESTS) ## the whole matrix: clang, tsan, nth allocation, valgrind, tid
 
 bench: all ## every benchmark against its baseline
 	$(BUILD)/weightsync bench transfer
+	$(BUILD)/weightsync bench plan
 
 format: ## rewrites the sources in the house style
 	clang-format -i $(FORMAT_FILES)

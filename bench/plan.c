@@ -23,6 +23,7 @@ static const char *const part_names[] = {"all", "trainer", "rollout"};
 
 struct outcome {
 	double read_seconds, plan_seconds, check_seconds;
+	double cpu_seconds; /* what the process used, whatever else the machine did meanwhile */
 	uint64_t boxes, rss_bytes;
 	uint32_t trainers, rollouts;
 	struct ws_error err;
@@ -71,6 +72,11 @@ static double lap(uint64_t *from)
 
 	*from = now;
 	return seconds;
+}
+
+static double seconds_of(const struct timeval *time)
+{
+	return (double)time->tv_sec + (double)time->tv_usec / 1e6;
 }
 
 static int plan_timed(const struct plan_input *input, enum part part, struct outcome *out)
@@ -123,6 +129,7 @@ static int job_timed(const struct writer *texts, uint32_t replica_count, enum pa
 	manifest_free(sides[1]);
 	struct rusage usage;
 	getrusage(RUSAGE_SELF, &usage);
+	out->cpu_seconds = seconds_of(&usage.ru_utime) + seconds_of(&usage.ru_stime);
 	out->rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
 	return rc;
 }
@@ -162,20 +169,21 @@ static void put_row(const struct bench_options *options, const struct plan_job *
 		fprintf(options->out,
 			"{\"bench\":\"plan\",\"job\":\"%s\",\"trainers\":%" PRIu32
 			",\"rollouts\":%" PRIu32
-			",\"part\":\"%s\",\"seconds\":%.6f,\"read_seconds\":%.6f,"
+			",\"part\":\"%s\",\"seconds\":%.6f,\"cpu_seconds\":%.6f,"
+			"\"read_seconds\":%.6f,"
 			"\"plan_seconds\":%.6f,\"check_seconds\":%.6f,\"boxes\":%" PRIu64
 			",\"ns_per_box\":%.3f,\"rss_bytes\":%" PRIu64 "}\n",
 			job->name, row->trainers, row->rollouts, part_names[part], seconds,
-			row->read_seconds, row->plan_seconds, row->check_seconds, row->boxes,
-			per_box, row->rss_bytes);
+			row->cpu_seconds, row->read_seconds, row->plan_seconds, row->check_seconds,
+			row->boxes, per_box, row->rss_bytes);
 	else
 		fprintf(options->out,
 			"%-42s %5" PRIu32 " -> %-5" PRIu32
-			" %-8s %8.3f s  (read %.3f plan %.3f check %.3f) %10" PRIu64
-			" boxes %8.1f ns each %6" PRIu64 " MiB\n",
+			" %-8s %7.3f s, cpu %.3f (read %.3f plan %.3f check %.3f) %10" PRIu64
+			" boxes %8.1f ns each %4" PRIu64 " MiB\n",
 			job->name, row->trainers, row->rollouts, part_names[part], seconds,
-			row->read_seconds, row->plan_seconds, row->check_seconds, row->boxes,
-			per_box, row->rss_bytes >> 20);
+			row->cpu_seconds, row->read_seconds, row->plan_seconds, row->check_seconds,
+			row->boxes, per_box, row->rss_bytes >> 20);
 	fflush(options->out);
 }
 

@@ -320,7 +320,7 @@ static uint32_t moved(const struct plan *plan, enum side side, const struct peer
 	const struct param *there = &peer->params[to];
 	bool same = there->layer == layer && there->rule == here->rule &&
 		    there->form == here->form && there->dtype == here->dtype &&
-		    own_layer(peer, here->form) && same_experts(peer, here, there);
+		    same_experts(peer, here, there);
 	return same ? to : NONE;
 }
 
@@ -345,11 +345,13 @@ static void check_moves(struct checking *checking, enum side side, const struct 
 			continue;
 		uint32_t k = peer->kind[p] - 1;
 		const struct bucket_kind *kind = &plan->kinds[k];
+		bool moves = own_layer(peer, peer->params[p].form);
 		for (uint32_t b = first[k]; b < plan->bucket_count; b++) {
 			if (plan->buckets[b].kind != k)
 				continue;
-			uint32_t to = moved(plan, side, peer, p, kind, plan->buckets[b].layer);
-			if (to == NONE) {
+			int32_t layer = plan->buckets[b].layer;
+			uint32_t to = moved(plan, side, peer, p, kind, layer);
+			if (to == NONE || (!moves && layer != kind->layer)) {
 				tell_param(checking, peer, p,
 					   "isn't the same in all layers that are planned as one");
 				return;

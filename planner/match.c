@@ -49,6 +49,8 @@ static int walk_param(struct walk *walk, struct param *param)
 {
 	const struct manifest *manifest = walk->side->manifest;
 	const struct family *families = walk->planning->families.items;
+	const int32_t *experts = NULL;
+	uint32_t expert_count = 0;
 	struct visit visit = {.rank = walk->rank,
 			      .rule = walk->rule,
 			      .each = walk->each,
@@ -61,10 +63,13 @@ static int walk_param(struct walk *walk, struct param *param)
 		const struct tensor_place *place = &walk->side->tensors[piece->tensor];
 		int32_t layer = place->layer == FROM_PARAM ? param->layer : place->layer;
 		int32_t expert = place->expert;
-		if (expert == FROM_PARAM)
-			expert = piece->slot < 0
-					 ? param->expert
-					 : param_expert(manifest, walk->rank, param, piece->slot);
+		if (piece->slot >= 0 && experts == NULL)
+			expert_count = manifest_experts(manifest, param->rule, walk->rank,
+							param->layer, &experts);
+		if (expert == FROM_PARAM && piece->slot < 0)
+			expert = param->expert;
+		else if (expert == FROM_PARAM)
+			expert = (uint32_t)piece->slot < expert_count ? experts[piece->slot] : -1;
 		visit.unit = match_family_unit(&families[place->family], layer, expert);
 		if (visit.unit == NONE)
 			return ws_fail(walk->err, -EINVAL,
