@@ -329,6 +329,8 @@ void megatron_param(struct megatron *dump, const struct json *json)
 				    param.shape->count);
 	if (!take_numbers(dump, &param))
 		return;
+	/* Megatron marks an expert's params only where ep > 1. */
+	param.of_expert = param.of_expert || param.expert >= 0;
 	const char *template = arena_copy(&import->arena, param.template, strlen(param.template));
 	struct import_rule *rule =
 		template == NULL ? NULL : import_rule(import, template, (uint64_t)dtype);

@@ -55,6 +55,57 @@ START_TEST(a_dump_means_what_its_layout_means)
 }
 END_TEST
 
+/* Every `find` becomes `with`; in the arena. */
+static const char *change_all(struct arena *arena, const char *text, const char *find,
+			      const char *with)
+{
+	struct writer out = WRITER_INIT(1u << 20);
+	uint32_t count = 0;
+	for (const char *at = strstr(text, find); at != NULL; at = strstr(text, find), count++) {
+		write_bytes(&out, text, (size_t)(at - text));
+		write_bytes(&out, with, strlen(with));
+		text = at + strlen(find);
+	}
+	ck_assert_uint_gt(count, 0);
+	write_bytes(&out, text, strlen(text) + 1);
+	const char *copy = arena_copy(arena, out.bytes, out.count);
+	ck_assert_ptr_nonnull(copy);
+	writer_release(&out);
+	return copy;
+}
+
+#define FC1_ROWS                                                                                                       \
+	"\", \"shape\": [24, 40], \"dtype\": \"torch.bfloat16\", \"expert\": false, \"tensor_model_parallel\": true, " \
+	"\"partition_dim\": 0, \"partition_stride\": "
+#define EXPERT(part) "[\"t\",\"model.layers.{L}.mlp.experts.{E}." part "_proj.weight\"]"
+
+START_TEST(a_name_of_ones_own_is_cut_as_its_attributes_say)
+{
+	struct model *model = tiny_model();
+	struct arena arena = {0};
+	struct ws_error err = {0};
+	void *good;
+	size_t bytes;
+	ck_ok(file_read("tests/dumps/megatron_tp_pp.json", 1u << 20, &good, &bytes, &err), err);
+	const char *text = change_all(&arena, good, "linear_fc1.weight" FC1_ROWS "1",
+				      "fused.weight" FC1_ROWS "2");
+	text = change_all(
+		&arena, text, "{\"ws_dump\"",
+		"{\"names\": {\"decoder.layers.{L}.mlp.experts.local_experts.{e}.fused.weight\": "
+		"[\"c\",0," EXPERT("gate") "," EXPERT("up") "]}, \"ws_dump\"");
+	struct manifest *imported = import_good(model, "megatron", text, strlen(text));
+	struct manifest *made = make_layout(model, "megatron", "tp=2,pp=2", NULL);
+	for (uint32_t rank = 0; rank < 4; rank++)
+		same_pieces(imported, made, rank, false, true);
+	manifest_free(imported);
+	manifest_free(made);
+	model_free(model);
+	mem_free(good);
+	arena_release(&arena);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 START_TEST(padding_of_the_vocabulary_follows_from_its_rows)
 {
 	struct model *model = tiny_model();
@@ -265,6 +316,7 @@ Suite *suite(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, a_dump_means_what_its_layout_means, 0, ARRAY_SIZE(jobs));
 	tcase_add_test(t, experts_dealt_over_32_ranks_and_cut_over_8_leave_64_of_256_empty);
+	tcase_add_test(t, a_name_of_ones_own_is_cut_as_its_attributes_say);
 	tcase_add_test(t, padding_of_the_vocabulary_follows_from_its_rows);
 	tcase_add_loop_test(t, every_rank_of_pytorch_held_what_the_manifest_says, 0,
 			    ARRAY_SIZE(valued));

@@ -37,7 +37,8 @@ static inline struct manifest *make_layout(const struct model *model, const char
 	return manifest;
 }
 
-/* As Transformer Engine's params are called, for those of Megatron's own modules. */
+/* As Transformer Engine's params are called, for those of Megatron's own modules, and for "fused",
+ * which is nobody's. */
 static inline const char *engine_name(const char *name, char *out, size_t room)
 {
 	const char *experts = strstr(name, ".local_experts.");
@@ -47,6 +48,9 @@ static inline const char *engine_name(const char *name, char *out, size_t room)
 	if (experts != NULL &&
 	    sscanf(experts, ".local_experts.%u.linear_fc%c.weight", &expert, &kind) == 2)
 		snprintf(out, room, "%.*s.linear_fc%c.weight%u", (int)(experts - name), name, kind,
+			 expert);
+	else if (experts != NULL && sscanf(experts, ".local_experts.%u.fused.", &expert) == 1)
+		snprintf(out, room, "%.*s.linear_fc1.weight%u", (int)(experts - name), name,
 			 expert);
 	else if (norm != NULL && strncmp(name, "decoder.", 8) == 0)
 		snprintf(out, room, "%.*s.self_attention.linear_qkv.layer_norm_weight",
