@@ -76,6 +76,11 @@ function exact(number) {
 	return Math.round(number).toLocaleString('en').replaceAll(',', '\u202f');
 }
 
+// What has too many digits for its place: 4 630 M.
+function brief(count) {
+	return count < 1e8 ? exact(count) : `${exact(count / 1e6)}\u00a0M`;
+}
+
 // Four digits and a unit: 1.234 GB.
 function short(bytes) {
 	const units = ['B', 'kB', 'MB', 'GB', 'TB', 'PB'];

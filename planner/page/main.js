@@ -36,7 +36,7 @@ function showFigures() {
 	add('Busiest receiver', short(plan.receivers.bytes_max),
 	    busiest(plan.receivers, 'rollout rank'));
 	add('Idle senders', exact(plan.senders_idle), `of ${plural(plan.trainers, 'trainer')}`);
-	add('Writes', exact(plan.ops),
+	add('Writes', brief(plan.ops),
 	    `${short(plan.total_bytes / plan.ops)} on average, in ${plural(plan.pairs, 'pair')}`);
 }
 
