@@ -185,6 +185,7 @@ static void *loop_main(void *arg)
 	struct engine_loop *loop = arg;
 
 	loop->rc = ws_rollout_start(loop->rollout, 20000, &loop->err);
+	atomic_store(&loop->started, true);
 	while (loop->rc == 0 && !atomic_load(&loop->quit)) {
 		struct pollfd fd = {.fd = ws_rollout_fd(loop->rollout), .events = POLLIN};
 		(void)poll(&fd, 1, 20);
@@ -270,6 +271,7 @@ void loop_start(struct engine_loop *loop)
 	/* Padding must become zero, whatever was there. */
 	memset(loop->memory, 0xa5, loop->params.arena_bytes);
 	atomic_store(&loop->quit, false);
+	atomic_store(&loop->started, false);
 	atomic_store(&loop->dies, false);
 	atomic_store(&loop->remaps, false);
 	atomic_store(&loop->resumed, 0);
@@ -455,6 +457,10 @@ struct world *world_open(const struct world_options *options)
 		pthread_join(world->trainer[i].thread, NULL);
 	for (uint32_t i = 0; i < options->trainers; i++)
 		ck_assert_msg(world->trainer[i].rc == 0, "%s", world->trainer[i].err.text);
+	/* The first push finds every replica in, though one would do to start. */
+	for (uint32_t i = 0; i < world->loop_count; i++)
+		while (!atomic_load(&world->loop[i].started))
+			sleep_ns(1000000u);
 	return world;
 }
 

@@ -55,6 +55,7 @@ struct engine_loop {
 	uint64_t remap_after, remap_after_aborts; /* not before so many begins and aborts */
 	pthread_t thread;
 	_Atomic bool quit, silent;			   /* silent: it doesn't step */
+	_Atomic bool started;				   /* ws_rollout_start has returned */
 	_Atomic uint64_t resumed, aborted;		   /* last version; count */
 	_Atomic uint32_t fail_begin, fail_reload, put_off; /* how many times still */
 	uint64_t checked_bytes, begun, paused, reloaded;
