@@ -87,6 +87,7 @@ static void check_experts(struct mesh_text *mesh, const struct model *model, uin
 static void check_heads(struct mesh_text *mesh, const struct model *model, uint32_t attn_tp)
 {
 	int64_t heads = model_number(model, "num_attention_heads", 0);
+	assert(attn_tp > 0);
 	if (heads > 0 && heads % attn_tp != 0)
 		mesh_fault(mesh, "%lld attention heads don't divide by %u", (long long)heads,
 			   attn_tp);
