@@ -138,6 +138,8 @@ static void entries_sort(struct spread *spread, const struct pattern *pattern)
 {
 	uint32_t *sorted = spread->sorted.items;
 
+	if (sorted == NULL)
+		return; /* nobody holds any of it */
 	qsort_r(sorted, pattern->entry_count, sizeof(*sorted), alike_order, spread);
 	for (uint32_t i = 1; i < pattern->entry_count; i++) {
 		const struct entry *before = &pattern->entries[sorted[i - 1]];
