@@ -374,6 +374,33 @@ START_TEST(a_fused_shared_expert_is_the_last_slot)
 }
 END_TEST
 
+/* ---- Which experts a vLLM rank has: the first have one more, or every n-th. */
+
+START_TEST(vllm_deals_experts_in_a_row_or_in_turn)
+{
+	struct manifest *row = make("qwen3-30b-a3b", SIDE_ROLLOUT, "vllm", "dp=3,ep=3", NULL);
+	struct manifest *turn =
+		make("deepseek-v3", SIDE_ROLLOUT, "vllm", "dp=4,ep=4,round_robin=1", NULL);
+	static const int32_t firsts[] = {0, 43, 86}, counts[] = {43, 43, 42};
+	const int32_t *experts;
+	for (uint32_t rank = 0; rank < 3; rank++) {
+		uint32_t count =
+			manifest_experts(row, rule_of(row, "w13_weight"), rank, 5, &experts);
+		ck_assert_int_eq((int32_t)count, counts[rank]);
+		ck_assert_int_eq(experts[0], firsts[rank]);
+	}
+	for (uint32_t rank = 0; rank < 4; rank++) {
+		uint32_t count =
+			manifest_experts(turn, rule_of(turn, "w13_weight"), rank, 5, &experts);
+		ck_assert_uint_eq(count, 64);
+		for (uint32_t i = 0; i < count; i++)
+			ck_assert_int_eq(experts[i], (int32_t)(rank + 4 * i));
+	}
+	manifest_free(row);
+	manifest_free(turn);
+}
+END_TEST
+
 /* The embedding stands again where an MTP layer runs, and with tied weights at the last stage. */
 START_TEST(megatron_copies_the_embedding_to_the_mtp_stage)
 {
@@ -416,6 +443,7 @@ Suite *suite(void)
 	tcase_add_test(tc, trtllm_has_all_heads_keys_before_their_values);
 	tcase_add_test(tc, torchtitans_llama_interleaves_rope_rows);
 	tcase_add_test(tc, a_fused_shared_expert_is_the_last_slot);
+	tcase_add_test(tc, vllm_deals_experts_in_a_row_or_in_turn);
 	tcase_add_test(tc, megatron_copies_the_embedding_to_the_mtp_stage);
 	suite_add_tcase(s, tc);
 	return s;
