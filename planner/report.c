@@ -64,6 +64,7 @@ void plan_report_json(const struct plan *all, double plan_seconds, const char *k
 	json_put_u64(json, "replica_ranks", all->rollout_count);
 	json_put_u64(json, "members", all->member_count);
 	json_put_u64(json, "total_bytes", totals->bytes);
+	json_put_u64(json, "scale_bytes", totals->scale_bytes);
 	json_put_u64(json, "wire_bytes", wire_bytes(all));
 	json_put_u64(json, "boxes", totals->boxes);
 	json_put_u64(json, "runs", totals->runs);
