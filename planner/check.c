@@ -177,8 +177,8 @@ static bool repeated(const struct stored_copy *copy, const struct plan_part *par
 {
 	*whole = *part;
 	for (uint32_t d = 0; d < part->dim_count; d++)
-		if (copy->src_step == part->src_stride[d] * (int64_t)part->extent[d] &&
-		    copy->dst_step == part->dst_stride[d] * (int64_t)part->extent[d]) {
+		if ((uint64_t)copy->src_step == (uint64_t)part->src_stride[d] * part->extent[d] &&
+		    (uint64_t)copy->dst_step == (uint64_t)part->dst_stride[d] * part->extent[d]) {
 			whole->extent[d] *= copy->repeat;
 			return true;
 		}
@@ -238,6 +238,9 @@ static int check_once(struct part_check *check, const struct plan_part *part,
 	if (rc == 0 && part->scale) {
 		fault = check_scale_source(part, &check->target, &made);
 		source = &made.spot;
+		if (fault == NULL &&
+		    !inside(part, part->src_offset, part->src_stride, part->from, made.param.bytes))
+			fault = "it reads outside the scale";
 	}
 	if (rc == 0 && fault == NULL)
 		rc = follow_part(checking, check->member, &check->at->state->pair, part, source,

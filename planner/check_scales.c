@@ -36,6 +36,7 @@ const char *check_scale_source(const struct plan_part *part, struct spot_param *
 	/* Layer and expert are the target's: the holder is compared with them. */
 	made->param = *target->param;
 	made->param.form = &made->form;
+	made->param.bytes = count * ws_dtype_bytes(part->from);
 	made->spot = (struct spot_param){
 		.peer = target->peer, .param = &made->param, .reach = &made->reach};
 	return NULL;
