@@ -113,7 +113,7 @@ void rendezvous_end(struct rendezvous *meet);
 /* A manifest file; *text_out is the caller's (mem_free).  Findings are said. */
 int load_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
 		  size_t *bytes_out, struct ws_error *err);
-/* The same for who says the findings itself. */
+/* The same for who says the findings itself; the manifest as by manifest_parse_faulty. */
 int read_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
 		  size_t *bytes_out, struct findings *findings, struct ws_error *err);
 /* A folder with a checkpoint, or a built-in name. */

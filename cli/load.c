@@ -21,14 +21,15 @@ int read_manifest(const char *path, enum side side, struct manifest **manifest_o
 	int rc = file_read(path, MANIFEST_BYTES_MAX, &text, bytes_out, err);
 	if (rc != 0)
 		return rc;
-	rc = manifest_parse(manifest_out, text, *bytes_out, findings, err);
-	if (rc == 0 && manifest_side(*manifest_out) != side)
+	rc = manifest_parse_faulty(manifest_out, text, *bytes_out, findings, err);
+	if (*manifest_out != NULL && manifest_side(*manifest_out) != side) {
+		manifest_free(*manifest_out);
+		*manifest_out = NULL;
 		rc = ws_fail(err, -EINVAL, "it describes the %s's side, not the %s's",
 			     side == SIDE_TRAINER ? "rollout" : "trainer",
 			     side == SIDE_TRAINER ? "trainer" : "rollout");
+	}
 	if (rc != 0) {
-		manifest_free(*manifest_out);
-		*manifest_out = NULL;
 		mem_free(text);
 		text = NULL;
 		ws_fail_in(err, rc, "manifest '%s'", path);
@@ -44,8 +45,11 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 	struct findings findings = {.arena = &arena};
 	int rc = read_manifest(path, side, manifest_out, text_out, bytes_out, &findings, err);
 
-	if (rc != 0)
+	if (rc != 0) {
 		say_findings(&findings);
+		manifest_free(*manifest_out);
+		*manifest_out = NULL;
+	}
 	arena_release(&arena);
 	return rc;
 }

@@ -80,8 +80,9 @@ static void put_refusal(const struct plan_input *input, const struct plan_comman
 		say_failure(&err);
 }
 
+/* With `refused` only to list what is wrong with the pair, too. */
 static int make_and_report(struct plan_input *input, const struct plan_command *wanted,
-			   struct findings *findings, struct ws_error *err)
+			   bool refused, struct findings *findings, struct ws_error *err)
 {
 	struct plan *plan = NULL;
 	uint32_t *replicas = arena_array(findings->arena, wanted->replicas, sizeof(*replicas));
@@ -102,6 +103,10 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 	uint64_t started = clock_ns();
 	rc = plan_make(&plan, input, PLAN_ALL, findings, err);
 	double seconds = (double)(clock_ns() - started) / 1e9;
+	if (rc == 0 && refused) {
+		plan_free(plan);
+		return 0;
+	}
 	if (rc == 0)
 		rc = plan_check(plan, findings, err);
 	progress_line_end(&line);
@@ -110,6 +115,42 @@ static int make_and_report(struct plan_input *input, const struct plan_command *
 	if (rc == 0)
 		rc = put_report(plan, seconds, wanted->as_json, err);
 	plan_free(plan);
+	return rc;
+}
+
+/* Reads both and plans; one run finds the faults of each manifest and of the pair. */
+static int read_and_report(const char *const *files, const struct plan_command *wanted,
+			   struct arena *arena, struct ws_error *err)
+{
+	struct findings findings = {.arena = arena};
+	struct manifest *manifests[2] = {0};
+	struct ws_error later = {0};
+	void *texts[2] = {0};
+	size_t bytes[2];
+	int rc = 0;
+
+	for (int side = 0; side < 2; side++) {
+		int fault =
+			read_manifest(files[side], (enum side)side, &manifests[side], &texts[side],
+				      &bytes[side], &findings, rc == 0 ? err : &later);
+		if (rc != 0 && fault != 0)
+			say_failure(&later);
+		rc = rc != 0 ? rc : fault;
+	}
+	struct plan_input input = {.trainer = manifests[SIDE_TRAINER],
+				   .rollout = manifests[SIDE_ROLLOUT],
+				   .rules = wanted->rules};
+	if (input.trainer != NULL && input.rollout != NULL) {
+		int fault =
+			make_and_report(&input, wanted, rc != 0, &findings, rc == 0 ? err : &later);
+		rc = rc != 0 ? rc : fault;
+	}
+	if (rc != 0)
+		put_refusal(&input, wanted, &findings, err->text);
+	for (int side = 0; side < 2; side++) {
+		manifest_free(manifests[side]);
+		mem_free(texts[side]);
+	}
 	return rc;
 }
 
@@ -141,11 +182,6 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	};
 	struct ws_error err = {0};
 	struct arena arena = {0};
-	struct findings findings = {.arena = &arena};
-	struct plan_input input = {0};
-	struct manifest *trainer = NULL, *rollout = NULL;
-	void *texts[2] = {0};
-	size_t bytes[2];
 	const char *files[2];
 	uint32_t file_count = 0;
 
@@ -164,19 +200,7 @@ static int plan_run(const struct command *command, int argc, char **argv)
 		rc = rules_check(rules, &err);
 	if (rc != 0)
 		return say_usage(command, "%s", err.text);
-	rc = read_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], &findings, &err);
-	if (rc == 0)
-		rc = read_manifest(files[1], SIDE_ROLLOUT, &rollout, &texts[1], &bytes[1],
-				   &findings, &err);
-	input = (struct plan_input){.trainer = trainer, .rollout = rollout, .rules = *rules};
-	if (rc == 0)
-		rc = make_and_report(&input, &wanted, &findings, &err);
-	if (rc != 0)
-		put_refusal(&input, &wanted, &findings, err.text);
-	manifest_free(trainer);
-	manifest_free(rollout);
-	mem_free(texts[0]);
-	mem_free(texts[1]);
+	rc = read_and_report(files, &wanted, &arena, &err);
 	arena_release(&arena);
 	return rc == 0 ? EXIT_OK : say_failure(&err);
 }

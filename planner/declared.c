@@ -77,6 +77,7 @@ static void check_order(struct parse *parse, const struct json *order, const str
 
 void check_declared(struct parse *parse, const struct json *json, const struct rule *rule)
 {
+	uint32_t before = parse->found.count;
 	if (rule->expr != NULL)
 		check_order(parse, json_get(json, "order"), rule);
 	if (!rule->view.inplace && rule->view.post == NULL)
@@ -84,4 +85,5 @@ void check_declared(struct parse *parse, const struct json *json, const struct r
 			&parse->found, "post", rule->view.name,
 			"it is staged, and no \"post\" step is declared that makes the engine's "
 			"own param of it");
+	parse->readable += parse->found.count - before;
 }

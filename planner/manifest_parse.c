@@ -381,8 +381,8 @@ static int report(struct parse *parse, struct findings *findings, struct ws_erro
 	return parse->found.count == 0 ? 0 : report_first(&parse->found, err);
 }
 
-int manifest_parse(struct manifest **manifest_out, const void *text, size_t bytes,
-		   struct findings *findings, struct ws_error *err)
+int manifest_parse_faulty(struct manifest **manifest_out, const void *text, size_t bytes,
+			  struct findings *findings, struct ws_error *err)
 {
 	static const struct json_limits limits = JSON_LIMITS_MANIFEST;
 	const struct json *json = NULL;
@@ -400,13 +400,27 @@ int manifest_parse(struct manifest **manifest_out, const void *text, size_t byte
 		parse_manifest(&parse, json);
 		rc = report(&parse, findings, err);
 	}
+	bool whole = rc == 0 ||
+		     (rc == -EINVAL && parse.readable > 0 && parse.found.count == parse.readable);
+	int digested = whole ? manifest_digest_make(parse.manifest, rc == 0 ? err : NULL) : 0;
 	if (rc == 0)
-		rc = manifest_digest_make(parse.manifest, err);
+		rc = digested;
 	parse.manifest->sym = NULL;
 	arena_release(&parse.arena);
-	if (rc != 0)
+	if (!whole || digested != 0)
 		manifest_free(parse.manifest);
 	else
 		*manifest_out = parse.manifest;
+	return rc;
+}
+
+int manifest_parse(struct manifest **manifest_out, const void *text, size_t bytes,
+		   struct findings *findings, struct ws_error *err)
+{
+	int rc = manifest_parse_faulty(manifest_out, text, bytes, findings, err);
+	if (rc != 0) {
+		manifest_free(*manifest_out);
+		*manifest_out = NULL;
+	}
 	return rc;
 }

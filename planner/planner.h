@@ -80,6 +80,11 @@ struct manifest;
  * err).  -EBADMSG for JSON, -EINVAL for a rule that can't be. */
 int manifest_parse(struct manifest **manifest_out, const void *text, size_t bytes,
 		   struct findings *findings, struct ws_error *err);
+/* For who lists faults: if they leave open only how a param is used (order, post, torn blocks), the
+ * manifest comes along with -EINVAL, fit to be held against the other side's and for nothing else.
+ */
+int manifest_parse_faulty(struct manifest **manifest_out, const void *text, size_t bytes,
+			  struct findings *findings, struct ws_error *err);
 void manifest_free(struct manifest *manifest);
 
 enum side manifest_side(const struct manifest *manifest);

@@ -436,8 +436,13 @@ static void check_torn(struct parse *parse, uint32_t index, uint32_t *visits_lef
 		*visits_left -= MIN(*visits_left, FORM_VISITS + form.piece_count);
 		arena_release(&arena);
 		parse->out_of_memory = parse->out_of_memory || rc == -ENOMEM;
-		if (rc != 0)
-			return say_torn(parse, rule, &spot, error.text, visits_left);
+		if (rc == 0)
+			continue;
+		say_torn(parse, rule, &spot, error.text, visits_left);
+		/* The weights can be read without it. */
+		parse->readable++;
+		parse->manifest->rule_count--;
+		return;
 	}
 }
 

@@ -46,6 +46,12 @@ static void check_name(struct planning *planning, const struct sighting *seen, u
 		if (seen[i].tensor[SIDE_TRAINER] != NULL && seen[i].tensor[SIDE_ROLLOUT] == NULL)
 			nearest_try(&nearest, families[i].key);
 	}
+	/* If nothing is near that the rollout hasn't, something that both have. */
+	looks = looks && nearest.best == NULL;
+	for (size_t i = 0; i < planning->families.count && looks; i++) {
+		if (seen[i].tensor[SIDE_TRAINER] != NULL)
+			nearest_try(&nearest, families[i].key);
+	}
 	findings_add(planning->findings, "name", families[family].key,
 		     "the rollout's manifest has this tensor, and the trainer's has none of this "
 		     "name%s%s%s",

@@ -107,11 +107,17 @@ int ws_plan_check(struct ws_plan **plan_out, const char *trainer_json, size_t tr
 	if (plan == NULL)
 		return plan_no_memory(err);
 	plan->findings.arena = &plan->arena;
-	int rc = manifest_parse(&trainer, trainer_json, trainer_bytes, &plan->findings, &fault);
-	if (rc == 0)
-		rc = manifest_parse(&rollout, rollout_json, rollout_bytes, &plan->findings, &fault);
-	if (rc == 0)
-		rc = check_pair(plan, trainer, rollout, replica_count, &fault);
+	int faults[3] = {
+		manifest_parse_faulty(&trainer, trainer_json, trainer_bytes, &plan->findings,
+				      &fault),
+		manifest_parse_faulty(&rollout, rollout_json, rollout_bytes, &plan->findings,
+				      &fault),
+	};
+	if (trainer != NULL && rollout != NULL)
+		faults[2] = check_pair(plan, trainer, rollout, replica_count, &fault);
+	int rc = 0;
+	for (size_t i = 0; i < ARRAY_SIZE(faults) && rc != -ENOMEM; i++)
+		rc = faults[i] != 0 ? faults[i] : rc;
 	manifest_free(trainer);
 	manifest_free(rollout);
 	if (rc == -ENOMEM) {

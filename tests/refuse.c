@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "planner/planner.h"
+#include "planner/ws_plan.h"
 #include "tests/test.h"
 
 #define MANIFEST(side, more, tensors, params)                                                  \
@@ -177,6 +178,49 @@ START_TEST(a_manifest_that_contradicts_itself_is_refused)
 }
 END_TEST
 
+/* ---- Both at once. */
+
+#define SCHEME                                                                                         \
+	"\"schemes\":{\"q\":{\"kind\":\"block\",\"block\":[4,4],\"fmt\":\"e4m3\",\"scale\":\"f32\"}}," \
+	"\"casts\":[\"f32:bf16\"],"
+
+static const char claiming_trainer[] = MANIFEST(
+	"trainer", "",
+	GATE_UP "," TENSOR("a.weight", "bf16", "[8,4]") "," TENSOR("t", "bf16", "[4,8]"),
+	FUSED("w13_weight", "", "up", "gate") "," WHOLE("t", "") "," WHOLE("a.weight", ""));
+static const char claiming_rollout[] = MANIFEST(
+	"rollout", SCHEME,
+	GATE_UP "," TENSOR("a.weight", "bf16", "[8,4]") "," TENSOR(
+		"a.weigth", "bf16", "[8,4]") "," TENSOR("t", "bf16", "[4,8]"),
+	WHOLE("m.up_proj.weight", "\"mode\":\"staged\",") "," WHOLE("a.weigth", "") "," WHOLE(
+		"a.weight",
+		"\"dtype\":\"f32\",") ",{\"p\":\"t\",\"dtype\":\"f8e4m3\",\"q\":\"q\",\"x\":"
+				      "[\"r\",[\"t\",\"t\"],1,2,8]}");
+
+START_TEST(one_run_lists_the_faults_of_both_manifests_and_of_the_pair)
+{
+	static const char *const kinds[] = {"order", "post", "block", "dtype", "missing", "name"};
+	const char *kind, *where, *text;
+	struct ws_plan *check;
+	struct ws_error err = {0};
+	ck_ok(ws_plan_check(&check, claiming_trainer, strlen(claiming_trainer), claiming_rollout,
+			    strlen(claiming_rollout), 1, &err),
+	      err);
+	for (size_t k = 0; k < ARRAY_SIZE(kinds); k++) {
+		uint32_t i = 0;
+		while (ws_plan_finding(check, i, &kind, &where, &text) &&
+		       strcmp(kind, kinds[k]) != 0)
+			i++;
+		ck_assert_msg(i < ws_plan_finding_count(check), "no '%s'", kinds[k]);
+		if (strcmp(kind, "name") == 0)
+			ck_assert_ptr_nonnull(strstr(text, "did it mean 'a.weight'?"));
+	}
+	ck_assert_uint_eq(ws_plan_finding_count(check), ARRAY_SIZE(kinds));
+	ws_plan_free(check);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("refuse");
@@ -186,6 +230,7 @@ Suite *suite(void)
 	tcase_add_test(t, a_check_of_all_tells_how_far_it_is);
 	tcase_add_loop_test(t, a_manifest_that_contradicts_itself_is_refused, 0,
 			    ARRAY_SIZE(declared));
+	tcase_add_test(t, one_run_lists_the_faults_of_both_manifests_and_of_the_pair);
 	suite_add_tcase(s, t);
 	return s;
 }
