@@ -13,7 +13,7 @@
 
 #define SEGMENT_MAX 64		/* rules that one entry may make */
 #define LOOKUP_MAX  (16u << 20) /* tensors times layers of one entry */
-#define VISIT_MAX   (4u << 20)	/* shapes computed for one manifest; later ones when asked for */
+#define VISIT_MAX   (4u << 20)	/* nodes computed for one manifest; later shapes when asked for */
 #define STAGE_ROOM  (16u << 20) /* rules times stages */
 
 static const char *const name_marks[] = {"{L}", "{L-nl}", "{E}", "{e}", NULL};
@@ -173,23 +173,26 @@ static bool place_experts(struct parse *parse, struct param_parse *param, struct
 }
 
 /* The shape at each different coordinate; one finding for the first rank where it can't be. */
-static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t *visits_left)
+static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t nodes,
+			 uint32_t *visits_left)
 {
 	const struct manifest *manifest = parse->manifest;
 	uint64_t keys = 1;
 	for (uint32_t i = 0; i < rule->axis_count && keys <= VISIT_MAX; i++)
 		keys *= rule->axes[i]->size;
 	bool remembers = keys <= VISIT_MAX && !rule->view.stacks_experts;
+	uint64_t keys_left = remembers ? keys : UINT64_MAX;
 	uint8_t *seen = remembers ? arena_alloc(&parse->arena, keys / 8 + 1) : NULL;
 	if (remembers && seen == NULL)
 		return (void)(parse->out_of_memory = true);
-	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
+	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0 && keys_left > 0; rank++) {
 		uint64_t key = rule_key(rule, rank);
 		if (seen != NULL && (seen[key / 8] >> (key % 8) & 1) != 0)
 			continue;
 		if (seen != NULL)
 			seen[key / 8] = (uint8_t)(seen[key / 8] | 1u << (key % 8));
-		(*visits_left)--;
+		keys_left--;
+		*visits_left -= MIN(*visits_left, nodes);
 		struct spot spot = {.rank = rank,
 				    .expert_count = rule_expert_count(manifest, rule, rank),
 				    .stacks = rule->view.stacks_experts};
@@ -308,7 +311,7 @@ static void add_segment(struct parse *parse, struct param_parse *param, const st
 	if (rule->expr == NULL || !rule_place(parse, rule, layers, count) ||
 	    !place_experts(parse, param, rule) || parse->found.count > found)
 		return;
-	check_shapes(parse, rule, visits_left);
+	check_shapes(parse, rule, param->node_count, visits_left);
 	if (rule->scheme != NULL && parse->found.count == found && !parse->out_of_memory)
 		add_scale_rule(parse, parse->manifest->rule_count - 1, visits_left);
 }

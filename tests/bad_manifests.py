@@ -42,9 +42,9 @@ def nested(letters, count, inner='["t","w"]'):
     return text.replace("@", letters[0] * count + inner + letters[1] * count)
 
 
-def tree(depth):
-    """A concatenation of two of itself: 2^depth tensors from a short text, if anybody expanded it."""
-    return ["c", 0, tree(depth - 1), tree(depth - 1)] if depth else ["t", "w"]
+def tree(depth, leaf=("t", "w")):
+    """A concatenation of two of itself: 2^depth leaves."""
+    return ["c", 0, tree(depth - 1, leaf), tree(depth - 1, leaf)] if depth else leaf
 
 
 def rows(*list_of_rows, **changes):
@@ -87,6 +87,11 @@ BAD = {
     "a depth bomb of objects": (nested(('{"a":', "}"), 2_000_000, "1"), "too deeply nested"),
     "a depth bomb of splits": (nested(('["fl",', "]"), 60), "32 deep"),
     "an expression like a full tree": (expression(tree(13)), "more than 4096 nodes"),
+    "a tree of splits at each of 65536 ranks": (manifest(world=65536, meshes={"m": {"axes": [["n", 65536]]}}, params=[
+        {"p": name, "x": tree(9, ["s", ["t", "w"], 0, "n", {"mode": "chunk"}])} for name in "wvw"]),
+                                                "rank 0 has two params of this name"),
+    "thousands of params on 65536 ranks": (manifest(world=65536, meshes={"m": {"axes": [["n", 65536]]}}, params=[
+        *({"p": f"p{i}", "x": ["t", "w"]} for i in range(4000)), {"p": "w", "x": ["t", "v"]}]), "\"tensors\" has no 'v'"),
     "a param that reads itself": (manifest(params=[{"p": "me", "x": ["t", "me"]}]), "\"tensors\" has no 'me'"),
     "two params of one name": (manifest(params=[{"p": "w", "x": ["t", "w"]}] * 2), "rank 0 has two params of this name"),
     "ten thousand params of one name": (manifest(params=[{"p": "w", "x": ["t", "w"]}] * 10_000), "more alike"),
