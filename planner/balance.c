@@ -10,6 +10,8 @@
  * each holder gets an interval of it as long as its share says.  So only a box that straddles a
  * border is cut, a member finds its own boxes from running sums alone, every holder works in
  * every bucket and serves few targets in it, and buckets of layers alike are dealt alike.
+ * Where trainers share hosts with rollouts, holders stand on the line beside targets of their own
+ * host, so that as few bytes as can be cross a NIC; who sends how much is the same.
  */
 #include "planner/plan_internal.h"
 
@@ -123,7 +125,9 @@ int balance_make(struct planning *planning, struct ws_error *err)
 	uint64_t *scratch = arena_array(&planning->arena, trainers, 3 * sizeof(*scratch));
 	bool changed = true;
 
-	if (loads == NULL || weights == NULL || scratch == NULL || sums_make(planning, loads) != 0)
+	if (loads == NULL || weights == NULL || scratch == NULL ||
+	    sums_make(planning, loads) != 0 ||
+	    places_hosts(plan, &planning->arena, &planning->hosts) != 0)
 		return plan_no_memory(err);
 	places_weights(plan, weights);
 	for (uint32_t pass = 0; changed && pass < PASSES_MAX; pass++) {
@@ -171,7 +175,9 @@ static int line_begin(struct planning *planning, struct holder_set *set, uint32_
 		set->base = arena_array(&planning->arena, ranks, sizeof(uint64_t));
 		set->running = arena_array(&planning->arena, ranks, sizeof(uint64_t));
 		set->end = arena_array(&planning->arena, set->count, sizeof(uint64_t));
-		if (set->base == NULL || set->running == NULL || set->end == NULL)
+		set->at = arena_array(&planning->arena, set->count, sizeof(uint32_t));
+		if (set->base == NULL || set->running == NULL || set->end == NULL ||
+		    set->at == NULL)
 			return -ENOMEM;
 	}
 	memset(set->base, 0, ranks * sizeof(uint64_t));
@@ -195,10 +201,89 @@ static int line_of_unit(struct planning *planning, const struct geometry *geomet
 	return 0;
 }
 
-/* Bytes per rank become bytes before it; shares become borders. */
-static void line_end(const struct plan *plan, struct holder_set *set)
+/* The host of the rollout whose bytes lie there. */
+static uint32_t host_at(const struct planning *planning, const struct holder_set *set,
+			uint64_t position)
 {
+	const struct plan *plan = planning->plan;
+	uint32_t replica = (uint32_t)MIN(position / set->line, plan->fed_replicas - 1u);
+	uint32_t lo = 0, hi = plan->rollout_count;
+
+	position -= replica * set->line;
+	while (hi - lo > 1) {
+		uint32_t middle = (lo + hi) / 2;
+		if (set->base[middle] <= position)
+			lo = middle;
+		else
+			hi = middle;
+	}
+	return planning->hosts[member_of_rollout(plan, replica, lo)];
+}
+
+/* Where on the line the last bytes for a host begin; 0 where it gets none, or the first. */
+static uint64_t host_last(const struct planning *planning, const struct holder_set *set,
+			  uint32_t host)
+{
+	const struct plan *plan = planning->plan;
+	uint64_t last = 0;
+
+	for (uint32_t replica = 0; replica < plan->fed_replicas; replica++)
+		for (uint32_t r = 0; r < plan->rollout_count; r++)
+			if (planning->hosts[member_of_rollout(plan, replica, r)] == host)
+				last = replica * set->line + set->base[r];
+	return last;
+}
+
+/*
+ * Who has the interval from here on: a holder whose middle would lie in bytes for its own host;
+ * else one that has no such bytes ahead; else the first.  at[0..k) have theirs, the rest wait.
+ */
+static uint32_t line_next(const struct planning *planning, const struct holder_set *set, uint32_t k,
+			  const uint64_t *length, const uint64_t *last, uint64_t position)
+{
+	uint32_t chosen = k;
+	bool idle = false;
+
+	for (uint32_t w = k; w < set->count; w++) {
+		uint32_t i = set->at[w];
+		uint32_t host = planning->hosts[set->ranks[i]];
+		if (host_at(planning, set, position + length[i] / 2) == host)
+			return w;
+		if (!idle && last[i] <= position) {
+			idle = true;
+			chosen = w;
+		}
+	}
+	return chosen;
+}
+
+/* Holders beside targets of their own host; the others keep their order. */
+static int line_by_host(struct planning *planning, struct holder_set *set, const uint64_t *length)
+{
+	uint64_t *last = mem_alloc(set->count * sizeof(*last));
+	uint64_t position = 0;
+
+	if (last == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < set->count; i++)
+		last[i] = host_last(planning, set, planning->hosts[set->ranks[i]]);
+	for (uint32_t k = 0; k < set->count; k++) {
+		uint32_t w = line_next(planning, set, k, length, last, position);
+		uint32_t chosen = set->at[w];
+		memmove(&set->at[k + 1], &set->at[k], (w - k) * sizeof(*set->at));
+		set->at[k] = chosen;
+		position += length[chosen];
+	}
+	mem_free(last);
+	return 0;
+}
+
+/* Bytes per rank become bytes before it; shares become intervals. */
+static int line_end(struct planning *planning, struct holder_set *set)
+{
+	const struct plan *plan = planning->plan;
 	uint64_t before = 0, given = 0;
+	int rc = 0;
 
 	for (uint32_t r = 0; r < plan->rollout_count; r++) {
 		uint64_t bytes = set->base[r];
@@ -209,9 +294,16 @@ static void line_end(const struct plan *plan, struct holder_set *set)
 	wide whole = (wide)set->total * plan->fed_replicas;
 	wide line = (wide)before * plan->fed_replicas;
 	for (uint32_t i = 0; i < set->count; i++) {
-		given += set->share[i];
-		set->end[i] = (uint64_t)(line * given / whole);
+		set->at[i] = i;
+		set->end[i] = (uint64_t)(line * set->share[i] / whole);
 	}
+	if (planning->hosts != NULL && before != 0)
+		rc = line_by_host(planning, set, set->end);
+	for (uint32_t k = 0; k < set->count; k++) {
+		given += set->share[set->at[k]];
+		set->end[k] = (uint64_t)(line * given / whole);
+	}
+	return rc;
 }
 
 int balance_lines(struct planning *planning, const struct bucket_kind *kind, struct ws_error *err)
@@ -231,8 +323,8 @@ int balance_lines(struct planning *planning, const struct bucket_kind *kind, str
 	lines = planning->lines.items;
 	for (size_t i = 0; i < planning->lines.count; i++) {
 		struct holder_set *set = planning_set(planning, lines[i]);
-		if (set->count > 1)
-			line_end(planning->plan, set);
+		if (set->count > 1 && line_end(planning, set) != 0)
+			return plan_no_memory(err);
 	}
 	return 0;
 }

@@ -208,8 +208,9 @@ static int deal_rows(const struct delivery *delivery, const struct holder_set *s
 		else
 			high = middle;
 	}
-	for (uint32_t i = low; done < rows && i < set->count; i++) {
-		uint64_t reach = set->end[i] > position ? set->end[i] - position : 0;
+	for (uint32_t k = low; done < rows && k < set->count; k++) {
+		uint32_t i = set->at[k];
+		uint64_t reach = set->end[k] > position ? set->end[k] - position : 0;
 		uint64_t end = reach >= bytes ? rows : (reach + row_bytes / 2) / row_bytes;
 		if (end <= done)
 			continue;

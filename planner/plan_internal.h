@@ -204,7 +204,8 @@ struct holder_set {
 	uint64_t line;	   /* bytes for all ranks of one replica */
 	uint64_t *base;	   /* by target rank: bytes for lower ranks */
 	uint64_t *running; /* by target rank: bytes of the units walked so far */
-	uint64_t *end;	   /* by holder: upper border of its share of [0, line * replicas) */
+	uint32_t *at;	   /* by place on the line: which holder has that interval */
+	uint64_t *end;	   /* by place: its upper border in [0, line * replicas) */
 	bool in_line, own;
 };
 
@@ -329,11 +330,12 @@ struct planning {
 	uint32_t *order;     /* units in the global order, of layers planned */
 	uint32_t ordered_count;
 	struct idmap pair_map;
-	struct vec lines;  /* of uint32_t: sets of the kind at hand that are dealt */
-	struct vec raws;   /* of struct raw: the kind at hand */
-	struct vec sorted; /* of struct raw_key */
-	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
-	struct vec ring;   /* of struct raw: those that go through the ring */
+	const uint32_t *hosts; /* of places_hosts */
+	struct vec lines;      /* of uint32_t: sets of the kind at hand that are dealt */
+	struct vec raws;       /* of struct raw: the kind at hand */
+	struct vec sorted;     /* of struct raw_key */
+	struct vec shaped;     /* of struct raw: one pair's boxes of the kind at hand */
+	struct vec ring;       /* of struct raw: those that go through the ring */
 };
 
 /* ---- refuse.c: findings of both manifests together, once units and patterns are known. */
@@ -423,6 +425,8 @@ void balance_fill(const uint64_t *loads, const uint64_t *weights, uint32_t count
 
 /* ---- places.c */
 uint32_t member_of_rollout(const struct plan *plan, uint32_t replica_index, uint32_t rank);
+/* Hosts by number, by member; NULL where no trainer shares one with a rollout. */
+int places_hosts(const struct plan *plan, struct arena *arena, const uint32_t **hosts_out);
 /* Speeds of the trainers for dealing; all 1 where one isn't known. */
 void places_weights(const struct plan *plan, uint64_t *weights_out);
 void places_digest(const struct plan *plan, struct writer *out);

@@ -47,7 +47,7 @@ run_quietly() {
 	shift
 	rm -f "$log.end"
 	start=$(date +%s)
-	timeout -k 5 "${limit:-${TEST_SECONDS:-300}}" "$@" >"$log" 2>&1
+	timeout -k 5 "${limit:-${TEST_SECONDS:-600}}" "$@" >"$log" 2>&1
 	echo "$? $(($(date +%s) - start))" >"$log.end"
 }
 
