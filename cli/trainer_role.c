@@ -209,6 +209,23 @@ static int push_until_live(struct ws_trainer *trainer, const struct job *job, ui
 	return status;
 }
 
+#define ALL_VERIFIED "%u versions, every byte verified: %" PRIu64 " bytes"
+
+/* Behind the versions' lines, so on their stream; beside objects it isn't one. */
+static int put_all_verified(const struct job *job, uint64_t bytes)
+{
+	struct writer out = WRITER_INIT(256);
+
+	if (job->as_json) {
+		say("weightsync: " ALL_VERIFIED, job->updates, bytes);
+		return EXIT_OK;
+	}
+	write_format(&out, ALL_VERIFIED "\n", job->updates, bytes);
+	int status = put_stdout(&out);
+	writer_release(&out);
+	return status;
+}
+
 static int push_versions(struct ws_trainer *trainer, struct job *job,
 			 const struct rank_memory *memory)
 {
@@ -229,8 +246,7 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 			return EXIT_FAILED;
 	}
 	if (job->rank == 0 && job->verify && status == EXIT_OK)
-		say("weightsync: %u versions, every byte verified: %" PRIu64 " bytes", job->updates,
-		    verified);
+		status = put_all_verified(job, verified);
 	return status == EXIT_OK && failed ? EXIT_FAILED : status;
 }
 
