@@ -82,7 +82,7 @@ const char *check_scale_holder(const struct plan_part *part, const struct made_s
 	const struct manifest *manifest = made->spot.peer->manifest;
 	const struct quant_scheme *scheme = manifest_scheme(manifest, made->param.rule);
 	struct spot_tensor weight = spot_tensor(&made->spot, &made->piece);
-	uint64_t lo[BOX_DIM_MAX], hi[BOX_DIM_MAX];
+	uint64_t lo[BOX_DIM_MAX] = {0}, hi[BOX_DIM_MAX] = {0};
 
 	weight.rule = manifest_tensor(manifest, weight.rule->weight_tensor);
 	corners(part, &made->piece, lo, hi);
