@@ -88,7 +88,7 @@ bool parse_ranges(struct parse *parse, const struct json *json, const char *wher
 	if (ranges == NULL)
 		return false;
 	const struct json *it = one ? json : json->first;
-	for (uint32_t i = 0; i < count; i++, it = it->next) {
+	for (uint32_t i = 0; it != NULL && i < count; i++, it = it->next) {
 		if (!parse_range(parse, it, where, "a range of layers", LAYER_MAX, &ranges[i]))
 			return false;
 		if (i > 0 && ranges[i].lo < ranges[i - 1].hi) {
