@@ -9,6 +9,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "planner/describe.h"
+
 static void put_axis(struct json_writer *json, const char *name, uint32_t size)
 {
 	json_begin_array(json, NULL);
@@ -42,27 +44,6 @@ static void put_range(struct json_writer *json, const char *key, int32_t lo, int
 	json_begin_array(json, key);
 	json_put_integer(json, NULL, lo);
 	json_put_integer(json, NULL, hi);
-	json_end_array(json);
-}
-
-static void put_tensors(struct json_writer *json, const struct model *model)
-{
-	json_begin_array(json, "tensors");
-	for (uint32_t i = 0; i < model_tensor_count(model); i++) {
-		const struct tensor_rule *rule = model_tensor(model, i);
-		json_begin_object(json, NULL);
-		json_put_text(json, "name", rule->name);
-		json_put_text(json, "dtype", ws_dtype_name(rule->dtype));
-		json_begin_array(json, "shape");
-		for (uint32_t d = 0; d < rule->dim_count; d++)
-			json_put_u64(json, NULL, rule->dim[d]);
-		json_end_array(json);
-		if (rule->layer_lo >= 0)
-			put_range(json, "layers", rule->layer_lo, rule->layer_hi);
-		if (rule->expert_lo >= 0)
-			put_range(json, "experts", rule->expert_lo, rule->expert_hi);
-		json_end_object(json);
-	}
 	json_end_array(json);
 }
 
@@ -163,7 +144,7 @@ static void put_stacked(const struct plan_job *job, const struct model *model, s
 	json_put_text(&json, "framework", "fsdp2");
 	json_put_text(&json, "model", model_name(model));
 	json_put_u64(&json, "world", (uint64_t)job->expert_ranks * job->fsdp_ranks);
-	put_tensors(&json, model);
+	make_put_tensors(&json, model);
 	put_meshes(&json, job);
 	put_params(&json, model, job->experts);
 	json_end_object(&json);

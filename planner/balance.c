@@ -116,6 +116,24 @@ static bool deal(struct planning *planning, struct holder_set *set, uint64_t *lo
 	return changed;
 }
 
+/* Keeps the hosts' numbers where they matter. */
+static int hosts_make(struct planning *planning)
+{
+	const struct plan *plan = planning->plan;
+	uint32_t *hosts;
+	bool shared = false;
+
+	if (plan->input.places == NULL)
+		return 0;
+	hosts = arena_array(&planning->arena, plan->member_count, sizeof(*hosts));
+	if (hosts == NULL || places_hosts(plan, &planning->arena, hosts) != 0)
+		return -ENOMEM;
+	for (uint32_t m = plan->trainer_count; m < plan->member_count; m++)
+		shared = shared || hosts[m] < plan->trainer_count;
+	planning->hosts = shared ? hosts : NULL;
+	return 0;
+}
+
 int balance_make(struct planning *planning, struct ws_error *err)
 {
 	const struct plan *plan = planning->plan;
@@ -126,8 +144,7 @@ int balance_make(struct planning *planning, struct ws_error *err)
 	bool changed = true;
 
 	if (loads == NULL || weights == NULL || scratch == NULL ||
-	    sums_make(planning, loads) != 0 ||
-	    places_hosts(plan, &planning->arena, &planning->hosts) != 0)
+	    sums_make(planning, loads) != 0 || hosts_make(planning) != 0)
 		return plan_no_memory(err);
 	places_weights(plan, weights);
 	for (uint32_t pass = 0; changed && pass < PASSES_MAX; pass++) {

@@ -47,30 +47,23 @@ static int named_compare(const void *a, const void *b)
 	return by_host != 0 ? by_host : x->member < y->member ? -1 : x->member > y->member;
 }
 
-int places_hosts(const struct plan *plan, struct arena *arena, const uint32_t **hosts_out)
+int places_hosts(const struct plan *plan, struct arena *arena, uint32_t *hosts_out)
 {
 	const struct place *places = plan->input.places;
-	bool shared = false;
+	struct named *named = arena_array(arena, plan->member_count, sizeof(*named));
 
-	*hosts_out = NULL;
+	if (named == NULL)
+		return -ENOMEM;
+	for (uint32_t m = 0; m < plan->member_count; m++) {
+		hosts_out[m] = m;
+		named[m] = (struct named){places != NULL ? places[m].host : "", m};
+	}
 	if (places == NULL)
 		return 0;
-	struct named *named = arena_array(arena, plan->member_count, sizeof(*named));
-	uint32_t *hosts = arena_array(arena, plan->member_count, sizeof(*hosts));
-	if (named == NULL || hosts == NULL)
-		return -ENOMEM;
-	for (uint32_t m = 0; m < plan->member_count; m++)
-		named[m] = (struct named){places[m].host, m};
 	qsort(named, plan->member_count, sizeof(*named), named_compare);
-	for (uint32_t i = 0; i < plan->member_count; i++) {
-		bool same = i > 0 && strcmp(named[i].host, named[i - 1].host) == 0;
-		hosts[named[i].member] = same ? hosts[named[i - 1].member] : named[i].member;
-		/* A host's number is its lowest member: a trainer, if it has one. */
-		shared = shared || (named[i].member >= plan->trainer_count &&
-				    hosts[named[i].member] < plan->trainer_count);
-	}
-	if (shared)
-		*hosts_out = hosts;
+	for (uint32_t i = 1; i < plan->member_count; i++)
+		if (strcmp(named[i].host, named[i - 1].host) == 0)
+			hosts_out[named[i].member] = hosts_out[named[i - 1].member];
 	return 0;
 }
 

@@ -330,12 +330,12 @@ struct planning {
 	uint32_t *order;     /* units in the global order, of layers planned */
 	uint32_t ordered_count;
 	struct idmap pair_map;
-	const uint32_t *hosts; /* of places_hosts */
-	struct vec lines;      /* of uint32_t: sets of the kind at hand that are dealt */
-	struct vec raws;       /* of struct raw: the kind at hand */
-	struct vec sorted;     /* of struct raw_key */
-	struct vec shaped;     /* of struct raw: one pair's boxes of the kind at hand */
-	struct vec ring;       /* of struct raw: those that go through the ring */
+	uint32_t *hosts;   /* of places_hosts; NULL where no trainer shares one with a rollout */
+	struct vec lines;  /* of uint32_t: sets of the kind at hand that are dealt */
+	struct vec raws;   /* of struct raw: the kind at hand */
+	struct vec sorted; /* of struct raw_key */
+	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
+	struct vec ring;   /* of struct raw: those that go through the ring */
 };
 
 /* ---- refuse.c: findings of both manifests together, once units and patterns are known. */
@@ -425,8 +425,8 @@ void balance_fill(const uint64_t *loads, const uint64_t *weights, uint32_t count
 
 /* ---- places.c */
 uint32_t member_of_rollout(const struct plan *plan, uint32_t replica_index, uint32_t rank);
-/* Hosts by number, by member; NULL where no trainer shares one with a rollout. */
-int places_hosts(const struct plan *plan, struct arena *arena, const uint32_t **hosts_out);
+/* The hosts' numbers by member: the lowest member on it; without places each is on its own. */
+int places_hosts(const struct plan *plan, struct arena *arena, uint32_t *hosts_out);
 /* Speeds of the trainers for dealing; all 1 where one isn't known. */
 void places_weights(const struct plan *plan, uint64_t *weights_out);
 void places_digest(const struct plan *plan, struct writer *out);

@@ -189,40 +189,6 @@ static int flows_make(struct player *player)
 	return 0;
 }
 
-struct named {
-	const char *host;
-	uint32_t member;
-};
-
-static int named_order(const void *a, const void *b)
-{
-	const struct named *x = a, *y = b;
-	int by_host = strcmp(x->host, y->host);
-
-	return by_host != 0 ? by_host : x->member < y->member ? -1 : x->member > y->member;
-}
-
-/* Numbers the hosts; a member whose place isn't known is alone on its own. */
-static int hosts_make(struct player *player)
-{
-	const struct place *places = player->plan->input.places;
-	struct named *named = arena_array(&player->arena, player->members, sizeof(*named));
-
-	if (named == NULL)
-		return -ENOMEM;
-	for (uint32_t m = 0; m < player->members; m++) {
-		player->hosts[m] = m;
-		named[m] = (struct named){places != NULL ? places[m].host : "", m};
-	}
-	if (places == NULL)
-		return 0;
-	qsort(named, player->members, sizeof(*named), named_order);
-	for (uint32_t i = 1; i < player->members; i++)
-		if (strcmp(named[i].host, named[i - 1].host) == 0)
-			player->hosts[named[i].member] = player->hosts[named[i - 1].member];
-	return 0;
-}
-
 static int factors_make(struct player *player, struct ws_error *err)
 {
 	const struct sim_options *options = player->options;
@@ -277,7 +243,7 @@ int links_make(struct player *player, struct ws_error *err)
 	player->receives = arena_array(arena, works, sizeof(struct work));
 	if (lines == NULL || player->factors == NULL || player->hosts == NULL ||
 	    player->capacities == NULL || player->sends == NULL || player->receives == NULL ||
-	    hosts_make(player) != 0)
+	    places_hosts(player->plan, arena, player->hosts) != 0)
 		return ws_fail(err, -ENOMEM, "out of memory while simulating");
 	int rc = factors_make(player, err);
 	if (rc != 0)
