@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The checked cursors, and whole small files. */
 #include "lib/base/base.h"
+#include "lib/base/safetensors.h"
 
 #include <errno.h>
 #include <string.h>
@@ -216,6 +217,38 @@ START_TEST(what_is_no_file_or_too_large_is_a_sentence)
 	ck_fails(file_write(in_folder("none/x"), "", 0, 0600, &err), -ENOENT, err);
 	ck_fails(file_write("/proc/x", "", 0, 0600, &err), -ENOENT, err);
 	ck_fails(file_write(folder, "", 0, 0600, &err), -EINVAL, err);
+	ck_fails(file_write(folder, "", 0, 0644, &err), -EINVAL, err);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+/* As root, -o /dev/null must not put a file in the place of the device. */
+START_TEST(a_device_a_pipe_or_a_link_stays_what_it_is)
+{
+	struct ws_error err = {0};
+	struct st_writer writer;
+	struct stat stat_out;
+	void *bytes = NULL;
+	size_t count = 0;
+
+	ck_assert_int_eq(symlink("/dev/full", in_folder("full")), 0);
+	ck_fails(file_write(in_folder("full"), "abc", 3, 0644, &err), -ENOSPC, err);
+	ck_fails(file_write(in_folder("full"), "abc", 3, 0600, &err), -EINVAL, err);
+	ck_fails(st_writer_begin(&writer, in_folder("full"), NULL, 0, &err), -EINVAL, err);
+	ck_assert_int_eq(lstat(in_folder("full"), &stat_out), 0);
+	ck_assert_int_ne(S_ISLNK(stat_out.st_mode), 0);
+
+	put_file("to", "longer", 6);
+	ck_assert_int_eq(symlink("to", in_folder("link")), 0);
+	ck_ok(file_write(in_folder("link"), "abc", 3, 0644, &err), err);
+	ck_ok(file_read(in_folder("to"), 9, &bytes, &count, &err), err);
+	ck_assert_uint_eq(count, 3);
+	mem_free(bytes);
+
+	ck_assert_int_eq(mkfifo(in_folder("pipe"), 0600), 0);
+	ck_assert_int_ne(file_write(in_folder("pipe"), "abc", 3, 0644, &err), 0);
+	ck_assert_int_eq(lstat(in_folder("pipe"), &stat_out), 0);
+	ck_assert_int_ne(S_ISFIFO(stat_out.st_mode), 0);
 	ck_assert_uint_eq(mem_live_count(), 0);
 }
 END_TEST
@@ -236,6 +269,7 @@ Suite *suite(void)
 	tcase_add_test(tcase, a_long_format_is_written_whole);
 	tcase_add_test(tcase, a_file_is_written_whole_and_read_back);
 	tcase_add_test(tcase, what_is_no_file_or_too_large_is_a_sentence);
+	tcase_add_test(tcase, a_device_a_pipe_or_a_link_stays_what_it_is);
 	suite_add_tcase(all, tcase);
 	return all;
 }

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what `run --json` printed.  usage: check_updates.py FILE UPDATES: exits 1 with a sentence."""
+"""Checks what `run --json` printed.  usage: check_updates.py FILE UPDATES PLAN.json: exits 1
+with a sentence.  The plan (of `plan --json`) says how many bytes the params are that tensors fill."""
 import json
 import sys
 
 
-def main(path, updates):
+def main(path, updates, plan):
+    total = json.load(open(plan))["total_bytes"]
     lines = [json.loads(line) for line in open(path) if line.startswith("{")]
     if len(lines) != updates:
         sys.exit(f"{len(lines)} objects, expected {updates}")
@@ -14,9 +16,10 @@ def main(path, updates):
                 sys.exit(f"no key {key}: {line}")
         if not line["ok"] or line["bytes"] <= 0:
             sys.exit(f"not ok: {line}")
-        # On the wire there are gaps of up to 15 bytes between parts that share a write.
-        if line["verified_bytes"] * 1.001 < line["bytes"]:
-            sys.exit(f"fewer bytes verified than sent: {line}")
+        if line["verified_bytes"] < total:
+            sys.exit(f"fewer bytes verified than the {total} that the plan moves: {line}")
+        if line["bytes"] < total:
+            sys.exit(f"fewer bytes received than the {total} that the plan moves: {line}")
         if line["different_bytes"] != 0:
             sys.exit(f"bytes differ: {line}")
         if not line["nics"]:
@@ -26,4 +29,4 @@ def main(path, updates):
         sys.exit(f"versions don't rise: {versions}")
 
 
-main(sys.argv[1], int(sys.argv[2]))
+main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -24,6 +24,10 @@ world() {
 run_both() {
 	name=$1 checkpoint=$2 replicas=$3
 	shift 3
+	"$ws" plan "$work/T.json" "$work/R.json" --replicas "$replicas" --json >"$work/plan" 2>"$work/log" || {
+		failed "$name" "no plan" "$work/log"
+		return
+	}
 	ranks=$(($(world "$work/T.json") + replicas * $(world "$work/R.json")))
 	for nics in 127.0.0.1 127.0.0.1,127.0.0.2; do
 		title="$name, nics $nics"
@@ -32,7 +36,7 @@ run_both() {
 			>"$work/out" 2>"$work/log"; then
 			grep '^weightsync:' "$work/log" >"$work/said"
 			failed "$title" "run ended with a failure" "$work/said"
-		elif ! python3 "$tests/check_updates.py" "$work/out" 2 2>"$work/log"; then
+		elif ! python3 "$tests/check_updates.py" "$work/out" 2 "$work/plan" 2>"$work/log"; then
 			failed "$title" "$(cat "$work/log")"
 		else
 			passed "$title"

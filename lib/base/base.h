@@ -276,7 +276,9 @@ int file_read(const char *path, size_t bytes_max, void **bytes_out, size_t *coun
 /* The same from an open file, which stays open; path is for the sentence. */
 int file_read_open(int fd, const char *path, size_t bytes_max, void **bytes_out, size_t *count_out,
 		   struct ws_error *err);
-/* Writes path.tmp, syncs, renames.  mode as in open(2). */
+/* Writes path.tmp, syncs, renames.  mode as in open(2).  What exists and isn't a regular file (a
+ * device, a pipe, a link) is written in place, or, if only its owner could read (mode 0600),
+ * -EINVAL. */
 int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
 	       struct ws_error *err);
 /* For who keeps a file open: writes all of it; and "cannot <doing> '<path>': <why>", with the

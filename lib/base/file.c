@@ -135,10 +135,36 @@ int file_write_all(int fd, const char *path, const void *bytes, size_t count, st
 	return 0;
 }
 
+/* A device, a pipe or a link ("/dev/stdout") stays what it is.  A pipe nobody reads is an error. */
+static int write_in_place(const char *path, const void *bytes, size_t count, struct ws_error *err)
+{
+	int fd = open(path, O_WRONLY | O_TRUNC | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	int rc = 0;
+
+	if (fd < 0)
+		return file_fail(err, errno, "write", path);
+	if (fcntl(fd, F_SETFL, 0) != 0)
+		rc = file_fail(err, errno, "write", path);
+	if (rc == 0)
+		rc = file_write_all(fd, path, bytes, count, err);
+	if (close(fd) != 0 && rc == 0)
+		rc = file_fail(err, errno, "write", path);
+	return rc;
+}
+
 int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
 	       struct ws_error *err)
 {
 	char tmp_path[PATH_MAX];
+	struct stat stat;
+	if (lstat(path, &stat) == 0 && !S_ISREG(stat.st_mode)) {
+		if ((mode & 077) == 0)
+			return ws_fail(err, -EINVAL,
+				       "'%s' isn't a regular file, and what goes into it is "
+				       "secret: name another",
+				       path);
+		return write_in_place(path, bytes, count, err);
+	}
 	int length = snprintf(tmp_path, sizeof(tmp_path), "%s.tmp", path);
 	if (length < 0 || (size_t)length >= sizeof(tmp_path))
 		return ws_fail(err, -EINVAL, "the path '%.60s...' is too long", path);

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define HEADER_ALIGN 8 /* so that the data begin where every dtype may */
@@ -99,6 +100,9 @@ static int make_header(struct writer *header, const struct st_tensor *tensors, u
 static int open_file(struct st_writer *writer, const char *path, struct ws_error *err)
 {
 	char tmp_path[4096];
+	struct stat stat;
+	if (lstat(path, &stat) == 0 && !S_ISREG(stat.st_mode))
+		return ws_fail(err, -EINVAL, "'%s' isn't a regular file: name another", path);
 	int length = snprintf(tmp_path, sizeof(tmp_path), "%s.tmp", path);
 	if (length < 0 || (size_t)length >= sizeof(tmp_path))
 		return ws_fail(err, -EINVAL, "the path is too long");
