@@ -14,9 +14,9 @@ PREFIX = /usr/local
 VERSION = 0.1.0
 BUILD := build$(if $(filter-out gcc cc,$(CC)),-$(notdir $(CC)))$(if $(SAN),-$(SAN))
 
-LIBS_NEEDED = libfabric libzmq libcjson libxxhash
+LIBS_NEEDED = libfabric libibverbs hwloc libzmq libcjson libxxhash
 # Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.  ?NAME may be missing.
-APT_BUILD = gcc make pkg-config libfabric-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
+APT_BUILD = gcc make pkg-config libfabric-dev libibverbs-dev ibverbs-providers libhwloc-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
 APT_check = $(APT_demo) check python3-venv ?chromium-headless-shell
 APT_bench = $(APT_demo)

@@ -42,6 +42,8 @@ static void poll_counting(int at)
 		case EVENT_IMM:
 			imm_counts[events[i].imm]++;
 			break;
+		case EVENT_NIC:
+			ck_abort_msg("%s", pair.nics[at]->trouble);
 		}
 	}
 }

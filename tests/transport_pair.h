@@ -99,6 +99,8 @@ static inline int poll_one(struct pair *pair, int at)
 			if (pair->on_imm != NULL)
 				pair->on_imm(pair, at, &events[i]);
 			break;
+		case EVENT_NIC:
+			break;
 		}
 	}
 	return count;

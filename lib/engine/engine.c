@@ -146,6 +146,8 @@ static void event_take(struct engine *engine, uint32_t nic, const struct event *
 		if (!engine->fencing)
 			program_arrived(engine, nic, event);
 		break;
+	case EVENT_NIC:
+		break;
 	}
 }
 

@@ -482,6 +482,11 @@ static struct peer *peer_find(const struct fault *fault, const struct peer *inne
 static bool translate(struct fault *fault, const struct event *from, struct event *to)
 {
 	*to = *from;
+	if (from->kind == EVENT_NIC) {
+		fault->nic.down = fault->inner->down;
+		memcpy(fault->nic.trouble, fault->inner->trouble, sizeof(fault->nic.trouble));
+		return true;
+	}
 	if (from->kind == EVENT_IMM) {
 		bool delay = rules_chance(&fault->rules, DELAY);
 		to->peer = from->peer != NULL ? peer_find(fault, from->peer) : NULL;

@@ -30,6 +30,7 @@
 
 #define NIC_NAME_MAX	  96
 #define NICS_MAX	  16 /* of one rank */
+#define NIC_TROUBLE_MAX	  160
 #define ADDRESS_BYTES_MAX 256
 
 struct transport;
@@ -46,8 +47,10 @@ struct address {
 struct mr {
 	struct ws_memory memory; /* borrowed until dereg */
 	uint64_t key;
-	uint64_t base; /* how a peer must spell the address of memory's first byte */
-	void *local;   /* the transport's own */
+	uint64_t base;	  /* how a peer must spell the address of memory's first byte */
+	void *local;	  /* the transport's own */
+	const char *path; /* how it is reached, static: "host", "dma-buf", "peermem", "memfd",
+			   * "process_vm_writev"; for reports */
 };
 
 /* What a transport embeds first in its NIC.  Filled by open, constant afterwards. */
@@ -63,8 +66,14 @@ struct nic {
 	bool fences_one_peer;	    /* else peer_close of one fences all of this NIC's peers */
 	int wait_fd;		    /* readable when poll may yield something; to be waited for only
 				     * right after a poll that returned 0; -1: only polling tells */
+	bool same_host;		    /* joins only processes of one host: a peer that is paired over
+				     * it is written to over no other rail */
 	uint64_t protocol;	    /* both ends of a connection must have the same: a digest of
 				     * provider, API version and modes */
+	/* These two may change inside poll, which then yields an EVENT_NIC. */
+	bool down;		       /* its port or link: ops fail until it is up again */
+	char trouble[NIC_TROUBLE_MAX]; /* the last thing that went wrong, as part of a sentence:
+					* "port 1 is down"; empty: nothing has */
 };
 
 /* One write.  All pointers are borrowed until post returns; memory until SENT or FAILED. */
@@ -80,13 +89,20 @@ struct op {
 	bool placed; /* bytes are at the peer already; only the imm is to be delivered */
 };
 
-enum event_kind { EVENT_SENT = 1, EVENT_FAILED, EVENT_IMM };
+enum event_kind {
+	EVENT_SENT = 1,
+	EVENT_FAILED,
+	EVENT_IMM,
+	EVENT_NIC /* the NIC's own: what is in nic->down and nic->trouble has changed */
+};
 
 struct event {
 	enum event_kind kind;
-	int status;   /* FAILED: the negative errno; -ECANCELED when the peer was closed */
-	uint64_t id;  /* SENT, FAILED: the op's */
-	uint32_t imm; /* IMM */
+	int status;	    /* FAILED: the negative errno; -ECANCELED when the peer was closed */
+	uint64_t id;	    /* SENT, FAILED: the op's */
+	const char *reason; /* FAILED: static, the fabric's own words ("remote access error"), or
+			     * NULL */
+	uint32_t imm;	    /* IMM */
 	struct peer
 		*peer; /* SENT, FAILED: the op's; IMM: the writer where the NIC knows it, or NULL */
 };
@@ -141,9 +157,10 @@ extern const struct transport *const transports[];
 const struct transport *transport_find(const char *name); /* NULL if it isn't built in */
 
 /*
- * Opens a NIC: "fabric" with device "tcp/127.0.0.1" (provider/local address or interface or
- * domain), "loop" with device "net/name" (a network inside this process), "fault" with device
- * "seed=1,drop=0.01:fabric:tcp/127.0.0.1" (rules, then the wrapped transport and its device).
+ * Opens a NIC: "verbs" with device "mlx5_0/1" (RDMA device/port), "fabric" with "tcp/127.0.0.1"
+ * (provider/local address or interface or domain), "ipc" with "host" (this one), "loop" with
+ * "net/name" (a network inside this process), "fault" with "seed=1,drop=0.01:fabric:tcp/127.0.0.1"
+ * (rules, then the wrapped transport and its device).
  * *nic_out is NULL on failure.
  */
 int nic_open(struct nic **nic_out, const char *transport, const char *device, struct ws_error *err);
