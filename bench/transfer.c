@@ -146,12 +146,11 @@ static int program_set(struct end *end, struct ws_error *err)
 static int engine_side_open(struct end *end, struct ws_error *err)
 {
 	const struct bench_options *options = end->options;
-	char device[NIC_NAME_MAX];
-	const char *devices[] = {device};
+	char name[NIC_NAME_MAX];
+	const struct device device = {.transport = options->transport, .name = name};
 	uint32_t region;
-	snprintf(device, sizeof(device), "%s/%s", options->provider, options->source);
-	const struct engine_options wanted = {.transport = options->transport,
-					      .devices = devices,
+	snprintf(name, sizeof(name), "%s/%s", options->provider, options->source);
+	const struct engine_options wanted = {.devices = &device,
 					      .device_count = 1,
 					      .op_bytes = options->op_bytes,
 					      .depth = options->depth};

@@ -370,8 +370,7 @@ void rollout_wire_pair(struct ws_rollout *rollout, const struct member_event *ev
 static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 {
 	struct engine_options options = {
-		.transport = rollout->devices.transport,
-		.devices = rollout->devices.name,
+		.devices = rollout->devices.device,
 		.device_count = rollout->devices.count,
 		.op_bytes = rollout->wire.rules.op_bytes,
 		.wire_digests = rollout->wire.rules.wire_digests,

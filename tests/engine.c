@@ -99,10 +99,9 @@ END_TEST
 START_TEST(uneven_rails_are_paired_alike_at_both_ends)
 {
 	struct ws_error err;
-	const char *many[] = {"net/a0", "net/a1", "net/a2"};
-	const char *one[] = {"net/b0", "net/b1", "net/b2", "net/b3"};
-	struct engine_options options = {
-		.transport = "loop", .devices = many, .device_count = 3, .op_bytes = 4096};
+	const struct device many[] = {{"loop", "net/a0"}, {"loop", "net/a1"}, {"loop", "net/a2"}};
+	const struct device one[] = {{"loop", "net/b0"}, {"loop", "net/b1"}, {"loop", "net/b2"}};
+	struct engine_options options = {.devices = many, .device_count = 3, .op_bytes = 4096};
 	struct world *world = mem_alloc(sizeof(*world));
 	ck_ok(engine_open(&world->receivers[0].engine, &options, &err), err);
 	options.device_count = 1;
@@ -123,12 +122,11 @@ END_TEST
 START_TEST(no_common_subnet_is_an_error_with_both_lists)
 {
 	struct ws_error err;
-	const char *here[] = {"east/a"}, *there[] = {"west/b"};
-	struct engine_options options = {
-		.transport = "loop", .devices = here, .device_count = 1, .op_bytes = 4096};
+	const struct device here = {"loop", "east/a"}, there = {"loop", "west/b"};
+	struct engine_options options = {.devices = &here, .device_count = 1, .op_bytes = 4096};
 	struct world *world = mem_alloc(sizeof(*world));
 	ck_ok(engine_open(&world->senders[0].engine, &options, &err), err);
-	options.devices = there;
+	options.devices = &there;
 	ck_ok(engine_open(&world->receivers[0].engine, &options, &err), err);
 	ck_fails(pair_connect(world, 0, 0, &err), -ENODEV, err);
 	ck_assert_ptr_nonnull(strstr(err.text, "east"));
@@ -212,12 +210,11 @@ START_TEST(wrong_options_are_refused_with_a_sentence)
 		int code;
 	} cases[] = {{4095, 0, 1, -EINVAL}, {0, 0, 1, -EINVAL},	    {8192, 4096, 1, -EINVAL},
 		     {4096, 0, 0, -EINVAL}, {4096, 0, 17, -EINVAL}, {1u << 30, 0, 1, -ENOSPC}};
-	const char *devices[] = {"net/a"};
+	const struct device device = {"loop", "net/a"};
 	for (uint32_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct ws_error err;
 		struct engine *engine;
-		const struct engine_options options = {.transport = "loop",
-						       .devices = devices,
+		const struct engine_options options = {.devices = &device,
 						       .device_count = cases[i].device_count,
 						       .op_bytes = cases[i].op_bytes,
 						       .staging_bytes = cases[i].staging_bytes};

@@ -41,13 +41,12 @@ static void member_open(struct chain *chain, uint32_t index, int seed)
 {
 	struct link_member *member = &chain->members[index];
 	char name[64];
-	const char *device = name;
+	const struct device device = {.transport = "loop", .name = name};
 	struct ws_error err;
 	uint32_t region;
 
 	snprintf(name, sizeof(name), "net/m%u?seed=%d", index, seed + 1);
-	const struct engine_options options = {.transport = "loop",
-					       .devices = &device,
+	const struct engine_options options = {.devices = &device,
 					       .device_count = 1,
 					       .op_bytes = OP_BYTES,
 					       .wire_digests = chain->digests};

@@ -234,7 +234,7 @@ int side_open(struct world *world, struct side *side, bool faulty, uint32_t numb
 	      struct ws_error *err)
 {
 	char names[NICS_MAX][160];
-	const char *devices[NICS_MAX];
+	struct device devices[NICS_MAX];
 	bool loop = strcmp(world->transport, "loop") == 0;
 	for (uint32_t i = 0; i < world->nic_count; i++) {
 		char inner[64];
@@ -248,10 +248,10 @@ int side_open(struct world *world, struct side *side, bool faulty, uint32_t numb
 				 world->transport, inner);
 		else
 			snprintf(names[i], sizeof(names[i]), "%s", inner);
-		devices[i] = names[i];
+		devices[i] = (struct device){.transport = faulty ? "fault" : world->transport,
+					     .name = names[i]};
 	}
-	const struct engine_options options = {.transport = faulty ? "fault" : world->transport,
-					       .devices = devices,
+	const struct engine_options options = {.devices = devices,
 					       .device_count = world->nic_count,
 					       .op_bytes = world->op_bytes,
 					       .staging_bytes = world->staging_bytes,

@@ -171,8 +171,7 @@ void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *
 static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 {
 	struct engine_options options = {
-		.transport = trainer->devices.transport,
-		.devices = trainer->devices.name,
+		.devices = trainer->devices.device,
 		.device_count = trainer->devices.count,
 		.op_bytes = trainer->wire.rules.op_bytes,
 		.staging_bytes = trainer->staging_bytes != 0 ? trainer->staging_bytes

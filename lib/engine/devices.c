@@ -26,7 +26,8 @@ static int device_put(struct devices *devices, const char *provider, const char 
 	if (n < 0 || n >= NIC_NAME_MAX)
 		return ws_fail(err, -EINVAL, "the NIC name '%s' is longer than %d bytes", nic,
 			       NIC_NAME_MAX - 1);
-	devices->name[devices->count++] = text;
+	devices->device[devices->count++] =
+		(struct device){.transport = devices->transport, .name = text};
 	return 0;
 }
 
@@ -74,7 +75,7 @@ int devices_find(struct devices *devices, const char *transport, const char *pro
 		rc = devices_of_host(devices, provider, err);
 	for (uint32_t i = 0; rc == 0 && i < devices->count; i++) {
 		struct nic *nic;
-		rc = nic_open(&nic, devices->transport, devices->name[i], err);
+		rc = nic_open(&nic, devices->device[i].transport, devices->device[i].name, err);
 		if (rc == 0) {
 			devices->mbps += nic->mbps;
 			nic_close(nic);

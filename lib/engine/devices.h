@@ -11,7 +11,7 @@
 struct devices {
 	char transport[16];
 	char text[NICS_MAX][NIC_NAME_MAX];
-	const char *name[NICS_MAX]; /* into text: what engine_options wants */
+	struct device device[NICS_MAX]; /* into the two above: what engine_options wants */
 	uint32_t count;
 	uint64_t mbps; /* of all together; 0: unknown */
 };

@@ -57,10 +57,12 @@ static int nics_open(struct engine *engine, const struct engine_options *options
 		     struct ws_error *err)
 {
 	for (uint32_t i = 0; i < options->device_count; i++) {
+		const struct device *device = &options->devices[i];
 		struct nic *nic;
-		int rc = nic_open(&nic, options->transport, options->devices[i], err);
+		int rc = nic_open(&nic, device->transport, device->name, err);
 		if (rc != 0)
-			return ws_fail_in(err, rc, "cannot open NIC '%s'", options->devices[i]);
+			return ws_fail_in(err, rc, "cannot open NIC '%s:%s'", device->transport,
+					  device->name);
 		engine->nics[engine->nic_count++].nic = nic;
 		if (options->op_bytes > nic->op_bytes_max)
 			return ws_fail(

@@ -41,9 +41,13 @@ static inline uint32_t imm_make(uint64_t attempt, uint32_t op_id)
 struct engine;
 struct engine_peer;
 
+/* A NIC to open; one rank's may be of different transports. */
+struct device {
+	const char *transport, *name; /* as nic_open takes them: "fabric", "tcp/127.0.0.1" */
+};
+
 struct engine_options {
-	const char *transport;	    /* "fabric" */
-	const char *const *devices; /* "tcp/127.0.0.1"; one per NIC */
+	const struct device *devices; /* one per NIC */
 	uint32_t device_count;
 	uint64_t op_bytes;	/* multiple of 4096 */
 	uint64_t staging_bytes; /* gather staging: blocks of op_bytes; 0 for a side that never
