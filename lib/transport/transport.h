@@ -166,15 +166,28 @@ const struct transport *transport_find(const char *name); /* NULL if it isn't bu
 int nic_open(struct nic **nic_out, const char *transport, const char *device, struct ws_error *err);
 void nic_close(struct nic *nic); /* NULL too */
 
-/* One NIC of this host as the `nics` command and --nics see it. */
+/*
+ * One NIC of this host as the `nics` command sees it.  nics_list fills the first part; the second
+ * is topology.h's nics_place and nics_choose.
+ */
 struct nic_info {
-	char transport[16], device[NIC_NAME_MAX], subnet[NIC_NAME_MAX], state[32];
-	char skipped[128]; /* why it isn't used by default; empty if it is */
+	char transport[16], device[NIC_NAME_MAX]; /* nic_open's */
+	char subnet[NIC_NAME_MAX], state[32];
+	char skipped[NIC_TROUBLE_MAX]; /* why it isn't used by default; empty if it is */
+	char rdma[64], netdev[32];     /* its devices in the kernel: "mlx5_0", "ens1f0"; or empty */
+	char gid[NIC_TROUBLE_MAX];     /* verbs: the GID or LID chosen, and why; or empty */
 	uint64_t mbps;
-	int numa; /* -1 unknown */
+	uint32_t mtu; /* bytes; 0 unknown */
+
+	char pci[16];	 /* "0000:18:00.0"; empty: not on PCI, or unknown */
+	char driver[32]; /* "mlx5_core"; empty: unknown */
+	int numa;	 /* -1 unknown */
+	uint64_t gpus;	 /* bit i: it serves topology->gpus[i] */
+	char near[48];	 /* how far the chosen is from whom it serves: "same switch"; or empty */
 };
 
-/* topology.c: what this host offers to a transport and provider; *infos_out is in arena. */
+/* What this host offers to a transport and provider; *infos_out is in arena.  Those that can't
+ * or shouldn't be used by anybody say so in skipped.  "loop" and "fault" offer nothing. */
 int nics_list(struct arena *arena, const char *transport, const char *provider,
 	      struct nic_info **infos_out, uint32_t *count_out, struct ws_error *err);
 
