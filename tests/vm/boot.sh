@@ -1,0 +1,172 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Two virtual machines, "a" and "b", joined by two links: two hosts with two RoCE rails (README.md).
+# usage: boot.sh up                               boots both, comes back when commands run there
+#        boot.sh on [-t SECONDS] a|b COMMAND...   runs it there, here its output and its status (124: out of time)
+#        boot.sh down                             stops both
+# WS_VM names the folder that the pair lives in (build/vm/pair): one pair per folder.
+set -u
+cd_to=$PWD
+here=$(cd "$(dirname "$0")" && pwd) || exit 1
+repo=$(cd "$here/../.." && pwd) || exit 1
+cache=$repo/build/vm
+pair=$(realpath -m "${WS_VM:-$cache/pair}") || exit 1
+memory_mib=${WS_VM_MIB:-1280} cpus=${WS_VM_CPUS:-1}
+life_seconds=${WS_VM_SECONDS:-3600} boot_seconds=90
+
+die() {
+	echo "boot.sh: $*" >&2
+	exit 1
+}
+
+# Debian's kernel and its modules, fetched once; nothing is installed.  Prints the folder.
+kernel() {
+	name=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+	[ -n "$name" ] || name=$(ls "$cache" 2>/dev/null | sed -n 's/\.unpacked$//p' | tail -1)
+	[ -n "$name" ] || { echo "apt knows no linux-image-amd64: apt-get update" >&2; return 1; }
+	folder=$cache/$name.unpacked
+	if [ ! -d "$folder" ]; then
+		mkdir -p "$cache/fetch.$$" && cd "$cache/fetch.$$" || return 1
+		apt-get download -q "$name" >&2 || { rm -rf "$cache/fetch.$$"; return 1; }
+		dpkg-deb -x "$name"_*.deb tree && depmod -b tree "${name#linux-image-}" &&
+			{ mv tree "$folder" 2>/dev/null || [ -d "$folder" ]; } || return 1
+		cd "$repo" && rm -rf "$cache/fetch.$$"
+	fi
+	echo "$folder"
+}
+
+# What mounts the root: busybox, six modules and what they need.
+initramfs() {
+	folder=$1 version=$2
+	tree=$pair/initramfs
+	mkdir -p "$tree/bin" "$tree/modules" "$tree/proc" "$tree/root"
+	cp "$(command -v busybox)" "$tree/bin/busybox" && cp "$here/init" "$tree/init" && chmod 755 "$tree/init" || return 1
+	for module in virtio_pci 9pnet_virtio 9p overlay virtio_console; do
+		/sbin/modprobe -d "$folder" -S "$version" --show-depends "$module"
+	done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' >"$pair/modules"
+	number=100
+	while read -r file; do
+		cp "$file" "$tree/modules/$number.ko" || return 1
+		number=$((number + 1))
+	done <"$pair/modules"
+	(cd "$tree" && find . | cpio -o -H newc --quiet) >"$pair/initramfs.cpio"
+}
+
+# qemu for one host; rails are stream sockets in the pair's folder, "a" listens.
+# usage: machine HOST NUMBER LISTENS
+machine() {
+	host=$1 number=$2 server=$3
+	mkdir -p "$pair/$host" && mkfifo "$pair/$host.bell" || return 1
+	cd "$pair" || return 1
+	setsid timeout -k 1 "$life_seconds" qemu-system-x86_64 -accel tcg,thread=multi -cpu max -smp "$cpus" -m "$memory_mib" \
+		-nodefaults -no-user-config -display none -no-reboot -serial "file:$host.console" \
+		-kernel "$folder/boot/vmlinuz-$version" -initrd initramfs.cpio \
+		-append "console=ttyS0 quiet panic=-1 mitigations=off net.ifnames=0 ws_host=$host ws_number=$number ws_repo=$repo ws_pair=$pair ws_modules=$folder" \
+		-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
+		-virtfs "local,path=$repo,mount_tag=repo,security_model=none,multidevs=remap" \
+		-virtfs "local,path=$pair,mount_tag=pair,security_model=none,multidevs=remap" \
+		-netdev "stream,id=rail1,server=$server,addr.type=unix,addr.path=rail1.sock" \
+		-netdev "stream,id=rail2,server=$server,addr.type=unix,addr.path=rail2.sock" \
+		-device "virtio-net-pci,netdev=rail1,host_mtu=9000,mac=52:54:00:00:01:0$number" \
+		-device "virtio-net-pci,netdev=rail2,host_mtu=9000,mac=52:54:00:00:02:0$number" \
+		-device virtio-rng-pci -device virtio-serial-pci \
+		-chardev "pipe,id=bell,path=$host.bell" -device virtserialport,chardev=bell,name=bell \
+		</dev/null >"$host.qemu" 2>&1 &
+	echo $! >"$host.pid"
+	cd "$repo" || return 1
+}
+
+alive() {
+	grep -q "ws_pair=$pair" "/proc/$(cat "$pair/$1.pid" 2>/dev/null)/cmdline" 2>/dev/null
+}
+
+# usage: wait_for SECONDS FILE HOST    until it is there, while the host lives
+wait_for() {
+	polls=$(($1 * 50))
+	while [ ! -e "$2" ]; do
+		polls=$((polls - 1))
+		[ "$polls" -gt 0 ] || return 124
+		[ $((polls % 50)) != 0 ] || alive "$3" || return 1
+		sleep 0.02
+	done
+}
+
+up() {
+	! alive a && ! alive b || die "a pair lives in $pair already: boot.sh down"
+	for tool in qemu-system-x86_64 busybox cpio /sbin/modprobe; do
+		command -v "$tool" >/dev/null || die "$tool is not installed: apt-get install qemu-system-x86 busybox-static cpio kmod"
+	done
+	rm -rf "$pair" && mkdir -p "$pair" || exit 1
+	folder=$(kernel) || die "Debian's kernel can't be had"
+	version=$(basename "$folder" .unpacked) version=${version#linux-image-}
+	initramfs "$folder" "$version" || die "the initramfs can't be made"
+	machine a 1 on && wait_for 10 "$pair/rail2.sock" a && machine b 2 off || die "qemu doesn't start: $(cat "$pair"/*.qemu)"
+	for host in a b; do
+		wait_for "$boot_seconds" "$pair/$host/up" "$host" && continue
+		tail -20 "$pair/$host.qemu" "$pair/$host.console" >&2
+		down
+		die "host $host doesn't come up; its last words are above"
+	done
+}
+
+# Says a line to a host's agent; a host that is gone must not block us.
+ring() {
+	alive "$1" || return 1
+	timeout 5 sh -c 'echo "$1" >"$2"' sh "$2" "$pair/$1.bell"
+}
+
+quoted() {
+	for word in "$@"; do
+		printf " '%s'" "$(printf %s "$word" | sed "s/'/'\\\\''/g")"
+	done
+}
+
+on() {
+	seconds=120
+	[ "${1:-}" != -t ] || { seconds=$2; shift 2; }
+	[ $# -ge 2 ] || die "usage: boot.sh on [-t SECONDS] a|b COMMAND..."
+	host=$1
+	shift
+	alive "$host" || die "no host '$host' is up in $pair: boot.sh up"
+	job=$(basename "$(mktemp -u "$pair/$host/XXXXXX")") files=$pair/$host/$job
+	printf 'cd %s && exec %s\n' "$(quoted "$cd_to")" "$(quoted "$@")" >"$files.sh"
+	trap 'ring "$host" "kill $job"; exit 143' TERM INT HUP
+	status=124
+	ring "$host" "run $job" || die "host '$host' doesn't listen"
+	if wait_for "$seconds" "$files.status" "$host"; then
+		status=$(cat "$files.status")
+	else
+		echo "boot.sh: not done within $seconds s on $host, killed: $*" >&2
+		ring "$host" "kill $job"
+		wait_for 5 "$files.status" "$host"
+	fi
+	cat "$files.out"
+	cat "$files.err" >&2
+	rm -f "$files".*
+	exit "$status"
+}
+
+down() {
+	for host in a b; do
+		alive "$host" || continue
+		pid=$(cat "$pair/$host.pid")
+		kill "$pid"
+		polls=100
+		while alive "$host" && [ "$polls" -gt 0 ]; do
+			polls=$((polls - 1))
+			sleep 0.05
+		done
+		! alive "$host" || kill -KILL -- "-$pid"
+	done
+}
+
+verb=${1:-}
+[ $# = 0 ] || shift
+case $verb in
+up | down) "$verb" ;;
+on) on "$@" ;;
+*)
+	sed -n 's/^# \(usage:.*\)/\1/p; s/^# \(       boot.*\)/\1/p' "$0" >&2
+	exit 2
+	;;
+esac
