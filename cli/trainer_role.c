@@ -74,8 +74,10 @@ static int put_json(const struct outcome *outcome)
 	json_begin_array(&json, "nics");
 	for (uint32_t i = 0; i < report->nic_count; i++) {
 		json_begin_object(&json, NULL);
-		json_put_text(&json, "name", report->nic_name[i]);
-		json_put_u64(&json, "bytes_sent", report->nic_bytes[i]);
+		json_put_text(&json, "transport", report->nics[i].transport);
+		json_put_text(&json, "name", report->nics[i].name);
+		json_put_u64(&json, "peers", report->nics[i].peer_count);
+		json_put_u64(&json, "bytes_sent", report->nics[i].bytes_sent);
 		json_end_object(&json);
 	}
 	json_end_array(&json);

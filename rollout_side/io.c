@@ -128,6 +128,7 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 			.digest_count = digests,
 			.param_digest = rollout->param_digest,
 		};
+		slot->report.nic_count = engine_nics(rollout->engine, slot->report.nics);
 	}
 	atomic_store_explicit(&slot->state, SLOT_POSTED, memory_order_release);
 	fd_wake(rollout->step_fd);

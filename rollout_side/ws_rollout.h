@@ -20,6 +20,7 @@
 
 #include "lib/ws_error.h"
 #include "lib/ws_memory.h"
+#include "lib/ws_nic.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -156,6 +157,8 @@ struct ws_rollout_report {
 	uint64_t ring_bytes;		      /* of the receive staging ring in use */
 	uint32_t counter_count, digest_count; /* thresholds reached; wire digests compared */
 	uint64_t param_digest; /* xor over params of xxh3(bytes, seed: name); 0 unless asked */
+	uint32_t nic_count;
+	struct ws_nic nics[WS_NICS_MAX]; /* bytes_sent: forwards */
 };
 WS_API void ws_rollout_last(const struct ws_rollout *rollout, struct ws_rollout_report *report_out);
 /* xxh3 of a param's present bytes.  -EAGAIN while an update may be writing them. */

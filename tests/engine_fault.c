@@ -329,9 +329,8 @@ START_TEST(a_lost_nic_is_reported_once_and_left_out_of_the_next_wiring)
 	steps(world, STEPS_QUIET);
 	ck_assert_uint_eq(side->lost, 1);
 	ck_assert_uint_eq(side->failed, 0);
-	uint64_t sent = engine_nic_bytes_sent(side->engine, 1);
 	recover_with(world, 3);
-	ck_assert_uint_eq(engine_nic_bytes_sent(side->engine, 1), sent);
+	ck_assert_uint_eq(engine_nic_bytes_sent(side->engine, 1), 0);
 	world_close(world);
 }
 END_TEST

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 floor_of() {
 	case $1 in
-	lib/ws_error.h | lib/ws_memory.h) echo 0 ;;
+	lib/ws_error.h | lib/ws_memory.h | lib/ws_nic.h) echo 0 ;;
 	lib/base/* | lib/cuda/*) echo 1 ;;
 	planner/* | lib/transport/* | lib/convert/* | lib/link/*) echo 2 ;;
 	lib/engine/* | lib/hub/*) echo 3 ;;

@@ -42,7 +42,7 @@ START_TEST(every_byte_goes_live_in_each_mode)
 	}
 	for (uint32_t i = 0; i < options.trainers && options.nic_count == 2; i++)
 		for (uint32_t n = 0; n < 2; n++)
-			ck_assert_uint_gt(world->trainer[i].report.nic_bytes[n], 0);
+			ck_assert_uint_gt(world->trainer[i].report.nics[n].bytes_sent, 0);
 	world_close(world);
 }
 END_TEST

@@ -76,7 +76,6 @@ static void join(struct ws_trainer *trainer)
 				   &err);
 		return;
 	}
-	report_joined(trainer);
 	push->sent = wire->program.send_count == 0;
 	say(trainer, true);
 	for (uint32_t i = 0; i < wire->pair_count; i++)

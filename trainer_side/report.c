@@ -10,12 +10,6 @@ static uint64_t between(uint64_t from_ns, uint64_t to_ns)
 	return from_ns != 0 && to_ns > from_ns ? to_ns - from_ns : 0;
 }
 
-void report_joined(struct ws_trainer *trainer)
-{
-	for (uint32_t i = 0; i < engine_nic_count(trainer->engine); i++)
-		trainer->push.nic_bytes_before[i] = engine_nic_bytes_sent(trainer->engine, i);
-}
-
 static void replica_report(struct ws_trainer *trainer, const struct replica_view *view,
 			   struct ws_replica_report *out)
 {
@@ -40,14 +34,9 @@ static void report_nics(struct ws_trainer *trainer, struct ws_report *report)
 {
 	if (trainer->engine == NULL || trainer->push.attempt == 0)
 		return;
-	report->nic_count = MIN(engine_nic_count(trainer->engine), WS_REPORT_NICS_MAX);
-	for (uint32_t i = 0; i < report->nic_count; i++) {
-		report->nic_bytes[i] = engine_nic_bytes_sent(trainer->engine, i) -
-				       trainer->push.nic_bytes_before[i];
-		report->bytes += report->nic_bytes[i];
-		snprintf(report->nic_name[i], sizeof(report->nic_name[i]), "%s",
-			 engine_nic(trainer->engine, i)->name);
-	}
+	report->nic_count = engine_nics(trainer->engine, report->nics);
+	for (uint32_t i = 0; i < report->nic_count; i++)
+		report->bytes += report->nics[i].bytes_sent;
 }
 
 void report_replicas(struct ws_trainer *trainer)

@@ -98,7 +98,6 @@ struct push {
 	uint64_t doubt_generation; /* the wiring whose views are of before */
 	struct ws_error why;	   /* code 0: it went well so far */
 	uint64_t start_ns, ready_ns, sent_ns, landed_ns, paused_ns;
-	uint64_t nic_bytes_before[NICS_MAX];
 	uint32_t last_landed; /* replica */
 	struct ws_report report;
 };

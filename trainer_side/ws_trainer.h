@@ -21,6 +21,7 @@
 
 #include "lib/ws_error.h"
 #include "lib/ws_memory.h"
+#include "lib/ws_nic.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -66,7 +67,6 @@ struct ws_replica_report {
 	char text[256];		      /* why it isn't live; empty if it is */
 };
 
-#define WS_REPORT_NICS_MAX     16
 #define WS_REPORT_REPLICAS_MAX 64
 
 /* What a push did.  Times in nanoseconds, of this rank unless said otherwise. */
@@ -83,8 +83,7 @@ struct ws_report {
 	uint64_t pause_ns,
 		reload_ns; /* all replicas: landed to paused; paused to live and resumed */
 	uint32_t nic_count;
-	uint64_t nic_bytes[WS_REPORT_NICS_MAX];
-	char nic_name[WS_REPORT_NICS_MAX][96];
+	struct ws_nic nics[WS_NICS_MAX];
 	char slowest_peer[64];	/* the replica that landed last */
 	uint32_t replica_count; /* entries in replicas, at most WS_REPORT_REPLICAS_MAX */
 	struct ws_replica_report replicas[WS_REPORT_REPLICAS_MAX];

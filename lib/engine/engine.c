@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -133,6 +134,24 @@ const struct nic *engine_nic(const struct engine *engine, uint32_t index)
 uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index)
 {
 	return engine->nics[index].bytes_sent;
+}
+
+_Static_assert(WS_NICS_MAX == NICS_MAX, "reports have room for all NICs");
+
+uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS_MAX])
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		const struct nic *nic = engine_nic(engine, i);
+		struct ws_nic *out = &nics_out[i];
+		*out = (struct ws_nic){.bytes_sent = engine->nics[i].bytes_sent,
+				       .down = nic->down || engine->nics[i].lost};
+		snprintf(out->transport, sizeof(out->transport), "%s", nic->transport->name);
+		snprintf(out->name, sizeof(out->name), "%s", nic->name);
+		snprintf(out->trouble, sizeof(out->trouble), "%s", nic->trouble);
+		for (uint32_t p = 0; p < engine->peer_count; p++)
+			out->peer_count += engine->peers[p]->rails[i].paired ? 1 : 0;
+	}
+	return engine->nic_count;
 }
 
 /* ----------------------------------------------------------------------------- step */

@@ -21,6 +21,7 @@
 #include "lib/base/base.h"
 #include "lib/convert/convert.h"
 #include "lib/transport/transport.h"
+#include "lib/ws_nic.h"
 
 #define ENGINE_PEERS_MAX   8192
 #define ENGINE_REGIONS_MAX 4096
@@ -65,7 +66,10 @@ void engine_close(struct engine *engine);
 
 uint32_t engine_nic_count(const struct engine *engine);
 const struct nic *engine_nic(const struct engine *engine, uint32_t index);
-uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index); /* since open */
+/* In the present attempt, or the last one. */
+uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index);
+/* What reports say of all NICs; returns how many. */
+uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS_MAX]);
 
 /* ---- region.c: memory registered on every NIC.  Region 0 is the engine's own: staging, digests,
  * and a page that credits name.  The memory is borrowed until drop. */

@@ -215,7 +215,7 @@ struct engine_nic {
 	uint32_t limit;	 /* ops in flight */
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
-	uint64_t bytes_sent;
+	uint64_t bytes_sent; /* in the attempt */
 };
 
 struct post {

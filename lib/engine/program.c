@@ -459,6 +459,8 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 			       engine->imm.armed ? "another one hasn't ended"
 			       : engine->fencing ? "a fence hasn't ended"
 						 : "no program was set since the last wiring");
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		engine->nics[i].bytes_sent = 0;
 	uint64_t high = engine->blocks_used * engine->op_bytes;
 	engine->progress = (struct engine_progress){.send_count = program->given.send_count,
 						    .receive_count = program->given.receive_count,
