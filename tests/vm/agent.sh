@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Process 1 of a machine once its root stands: makes it a host with two RoCE cards, then does what
-# the bell says, a line each: "run JOB" or "kill JOB".  A job is JOB.sh in the folder of this host;
+# the bell says, a line each: "run JOB" or "kill JOB SIGNAL".  A job is JOB.sh in the folder of this host;
 # its output, pid and status lie beside it.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
@@ -30,17 +30,17 @@ rdma link show >"$mine/up.new"
 mv "$mine/up.new" "$mine/up"
 
 run() {
-	setsid bash "$1.sh" </dev/null >"$1.out" 2>"$1.err" &
+	setsid bash "$1.sh" </dev/null >>"$1.out" 2>>"$1.err" &
 	echo $! >"$1.pid"
 	wait $!
 	echo $? >"$1.status.new"
 	mv "$1.status.new" "$1.status"
 }
 
-while read -r verb job; do
+while read -r verb job signal; do
 	case $verb in
 	run) run "$mine/$job" & ;;
-	kill) kill -KILL -- "-$(cat "$mine/$job.pid")" ;;
+	kill) kill "-$signal" -- "-$(cat "$mine/$job.pid")" ;;
 	esac
 done </dev/bell
 echo "the bell is gone" >/dev/console

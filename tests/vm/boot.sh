@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Two virtual machines, "a" and "b", joined by two links: two hosts with two RoCE rails (README.md).
 # usage: boot.sh up                               boots both, comes back when commands run there
-#        boot.sh on [-t SECONDS] a|b COMMAND...   runs it there, here its output and its status (124: out of time)
+#        boot.sh on [-t SECONDS] [-n NAME] a|b COMMAND...
+#                                                 runs it there; here are its output and its status (124: out of time)
+#        boot.sh kill SIGNAL a|b NAME             to the process group of a command that has a name
 #        boot.sh down                             stops both
 # WS_VM names the folder that the pair lives in (build/vm/pair): one pair per folder.
 set -u
@@ -121,27 +123,46 @@ quoted() {
 	done
 }
 
+# Kills what `on` started, and waits until it is gone.
+slay() {
+	ring "$host" "kill $job KILL"
+	wait_for 5 "$files.status" "$host"
+}
+
 on() {
-	seconds=120
-	[ "${1:-}" != -t ] || { seconds=$2; shift 2; }
-	[ $# -ge 2 ] || die "usage: boot.sh on [-t SECONDS] a|b COMMAND..."
+	seconds=120 job=
+	while getopts t:n: option; do
+		case $option in
+		t) seconds=$OPTARG ;;
+		n) job=$OPTARG ;;
+		*) exit 2 ;;
+		esac
+	done
+	shift $((OPTIND - 1))
+	[ $# -ge 2 ] || die "usage: boot.sh on [-t SECONDS] [-n NAME] a|b COMMAND..."
 	host=$1
 	shift
 	alive "$host" || die "no host '$host' is up in $pair: boot.sh up"
-	job=$(basename "$(mktemp -u "$pair/$host/XXXXXX")") files=$pair/$host/$job
+	[ -n "$job" ] || job=$(basename "$(mktemp -u "$pair/$host/XXXXXX")")
+	files=$pair/$host/$job
+	rm -f "$files".*
 	printf 'cd %s && exec %s\n' "$(quoted "$cd_to")" "$(quoted "$@")" >"$files.sh"
-	trap 'ring "$host" "kill $job"; exit 143' TERM INT HUP
-	status=124
+	: >"$files.out" && : >"$files.err"
 	ring "$host" "run $job" || die "host '$host' doesn't listen"
-	if wait_for "$seconds" "$files.status" "$host"; then
-		status=$(cat "$files.status")
-	else
-		echo "boot.sh: not done within $seconds s on $host, killed: $*" >&2
-		ring "$host" "kill $job"
-		wait_for 5 "$files.status" "$host"
-	fi
-	cat "$files.out"
-	cat "$files.err" >&2
+	wait_for "$seconds" "$files.status" "$host" &
+	watch=$!
+	trap 'slay; kill $watch 2>/dev/null; rm -f "$files".*; exit 143' TERM INT HUP
+	tail -n +1 -s 0.05 -f --pid=$watch "$files.out" &
+	tail -n +1 -s 0.05 -f --pid=$watch "$files.err" >&2 &
+	wait $watch
+	status=$?
+	[ "$status" != 124 ] || slay
+	wait
+	case $status in
+	0) status=$(cat "$files.status") ;;
+	124) echo "boot.sh: not done within $seconds s on $host, killed: $*" >&2 ;;
+	*) echo "boot.sh: host $host is gone: $pair/$host.qemu, $pair/$host.console" >&2 ;;
+	esac
 	rm -f "$files".*
 	exit "$status"
 }
@@ -165,8 +186,9 @@ verb=${1:-}
 case $verb in
 up | down) "$verb" ;;
 on) on "$@" ;;
+kill) ring "$2" "kill $3 $1" ;;
 *)
-	sed -n 's/^# \(usage:.*\)/\1/p; s/^# \(       boot.*\)/\1/p' "$0" >&2
+	sed -n '/^# usage/,/^# WS_VM/s/^# //p; /^set/q' "$0" >&2
 	exit 2
 	;;
 esac
