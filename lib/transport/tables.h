@@ -32,4 +32,8 @@ int interface_find(const char *name_or_address, struct interface *found_out, str
 int fabric_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
 		  uint32_t *count_out, struct ws_error *err);
 
+/* The RDMA devices of this host, one nic_info per port; *infos_out is NULL where there is none. */
+int verbs_offers(struct arena *arena, struct nic_info **infos_out, uint32_t *count_out,
+		 struct ws_error *err);
+
 #endif
