@@ -13,11 +13,13 @@ mount -t devpts devpts /dev/pts
 ln -sf /proc/self/fd /dev/fd
 ulimit -l unlimited -n 65536 -c 0
 hostname "$ws_host"
-printf '127.0.0.1 localhost\n10.0.1.1 a\n10.0.1.2 b\n' >/etc/hosts
+printf '127.0.0.1 localhost\n10.0.0.1 a\n10.0.0.2 b\n' >/etc/hosts
 rm -rf /lib/modules
 ln -s "$ws_modules/lib/modules" /lib/modules
 ip link set lo up
 modprobe -a virtio_net crc32_generic rdma_rxe ib_uverbs rdma_ucm
+ip link set eth2 up
+ip addr add "10.0.0.$ws_number/24" dev eth2
 for rail in 1 2; do
 	ip link set "eth$((rail - 1))" up
 	ip addr add "10.0.$rail.$ws_number/24" dev "eth$((rail - 1))"

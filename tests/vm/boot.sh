@@ -54,7 +54,14 @@ initramfs() {
 	(cd "$tree" && find . | cpio -o -H newc --quiet) >"$pair/initramfs.cpio"
 }
 
-# qemu for one host; rails are stream sockets in the pair's folder, "a" listens.
+# A network card and its wire, a stream socket in the pair's folder: "a" listens.  The last isn't a rail.
+# usage: wire NAME NUMBER MTU
+wire() {
+	echo "-netdev stream,id=$1,server=$server,addr.type=unix,addr.path=$1.sock" \
+		"-device virtio-net-pci,netdev=$1,host_mtu=$3,mac=52:54:00:00:$2:0$number"
+}
+
+# qemu for one host.
 # usage: machine HOST NUMBER LISTENS
 machine() {
 	host=$1 number=$2 server=$3
@@ -67,10 +74,7 @@ machine() {
 		-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 		-virtfs "local,path=$repo,mount_tag=repo,security_model=none,multidevs=remap" \
 		-virtfs "local,path=$pair,mount_tag=pair,security_model=none,multidevs=remap" \
-		-netdev "stream,id=rail1,server=$server,addr.type=unix,addr.path=rail1.sock" \
-		-netdev "stream,id=rail2,server=$server,addr.type=unix,addr.path=rail2.sock" \
-		-device "virtio-net-pci,netdev=rail1,host_mtu=9000,mac=52:54:00:00:01:0$number" \
-		-device "virtio-net-pci,netdev=rail2,host_mtu=9000,mac=52:54:00:00:02:0$number" \
+		$(wire rail1 01 9000) $(wire rail2 02 9000) $(wire control 00 1500) \
 		-device virtio-rng-pci -device virtio-serial-pci \
 		-chardev "pipe,id=bell,path=$host.bell" -device virtserialport,chardev=bell,name=bell \
 		</dev/null >"$host.qemu" 2>&1 &
@@ -102,7 +106,7 @@ up() {
 	folder=$(kernel) || die "Debian's kernel can't be had"
 	version=$(basename "$folder" .unpacked) version=${version#linux-image-}
 	initramfs "$folder" "$version" || die "the initramfs can't be made"
-	machine a 1 on && wait_for 10 "$pair/rail2.sock" a && machine b 2 off || die "qemu doesn't start: $(cat "$pair"/*.qemu)"
+	machine a 1 on && wait_for 10 "$pair/control.sock" a && machine b 2 off || die "qemu doesn't start: $(cat "$pair"/*.qemu)"
 	for host in a b; do
 		wait_for "$boot_seconds" "$pair/$host/up" "$host" && continue
 		tail -20 "$pair/$host.qemu" "$pair/$host.console" >&2
