@@ -40,7 +40,7 @@ static void end_open(struct end *end, const char *device)
 {
 	struct hello mine;
 
-	memory_make(&end->memory, OPS * BYTES);
+	memory_make(&end->memory, OPS * BYTES, false);
 	ck_ok(nic_open(&end->nic, "fabric", device, &err), err);
 	ck_ok(end->nic->transport->reg(end->nic, &end->memory, &end->mr, &err), err);
 	ck_ok(end->nic->transport->peer_open(end->nic, &end->peer, &mine.address, &err), err);

@@ -26,16 +26,29 @@ struct pair {
 	uint64_t imms[2], sent[2], failed[2]; /* how many events each NIC gave */
 	int last_status;
 	struct event last_imm;
+	bool allocated; /* the memory is ws_memory_alloc's, not the heap's */
 	void (*on_imm)(struct pair *pair, int at, const struct event *event);
 	uint8_t *seen; /* on_imm's own */
 };
 
 static struct ws_error err;
 
-static inline void memory_make(struct ws_memory *memory, size_t bytes)
+static inline void memory_make(struct ws_memory *memory, size_t bytes, bool allocated)
 {
-	*memory = (struct ws_memory){.base = calloc(1, bytes), .bytes = bytes};
+	*memory = (struct ws_memory){.bytes = bytes};
+	if (allocated)
+		ck_ok(ws_memory_alloc(memory, bytes, &err), err);
+	else
+		memory->base = calloc(1, bytes);
 	ck_assert_ptr_nonnull(memory->base);
+}
+
+static inline void memory_drop(struct ws_memory *memory, bool allocated)
+{
+	if (allocated)
+		ws_memory_free(memory);
+	else
+		free(memory->base);
 }
 
 static inline void pair_connect(struct pair *pair)
@@ -52,18 +65,25 @@ static inline void pair_connect(struct pair *pair)
 		      err);
 }
 
-static inline void pair_open(struct pair *pair, const char *transport, const char *const devices[2],
-			     size_t bytes)
+static inline void pair_open_in(struct pair *pair, const char *transport,
+				const char *const devices[2], size_t bytes, bool allocated)
 {
 	memset(pair, 0, sizeof(*pair));
+	pair->allocated = allocated;
 	for (int i = 0; i < 2; i++) {
 		ck_ok(nic_open(&pair->nics[i], transport, devices[i], &err), err);
-		memory_make(&pair->memory[i], bytes);
+		memory_make(&pair->memory[i], bytes, allocated);
 		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
 						    &err),
 		      err);
 	}
 	pair_connect(pair);
+}
+
+static inline void pair_open(struct pair *pair, const char *transport, const char *const devices[2],
+			     size_t bytes)
+{
+	pair_open_in(pair, transport, devices, bytes, false);
 }
 
 static inline void pair_close(struct pair *pair)
@@ -72,7 +92,7 @@ static inline void pair_close(struct pair *pair)
 		if (pair->mrs[i].memory.base != NULL)
 			pair->nics[i]->transport->dereg(pair->nics[i], &pair->mrs[i]);
 		nic_close(pair->nics[i]);
-		free(pair->memory[i].base);
+		memory_drop(&pair->memory[i], pair->allocated);
 	}
 	ck_assert_uint_eq(mem_live_count(), 0);
 }

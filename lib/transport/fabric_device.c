@@ -21,7 +21,7 @@ static struct fi_info *hints_make(const char *provider)
 
 	if (hints == NULL)
 		return NULL;
-	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_LOCAL_COMM | FI_REMOTE_COMM;
+	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
 	hints->domain_attr->mr_mode =

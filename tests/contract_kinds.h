@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Over which transports the contract is tested, and what not all of them can.  A test's _i is the
+ * kind of transport (the list is printed) plus kind_count times the seed or the case.
+ *
+ *   WS_CONTRACT="verbs:rxe1/1 rxe2/1" build/tests/contract
+ *
+ * runs it over that transport alone, with a device for each of the two rails; both ends of a rail
+ * open the same device.  Unless asked for so verbs isn't run: it needs an RDMA device.
+ */
+#ifndef CONTRACT_KINDS_H
+#define CONTRACT_KINDS_H
+
+#include "tests/transport_pair.h"
+
+#define KINDS_MAX 16
+
+struct kind {
+	const char *transport;
+	const char *rails[2][2]; /* by rail and end */
+	/* What not every transport can. */
+	bool unchecked; /* the sender isn't told that the receiver refused a write */
+	bool together;	/* a connection ends only when both ends close it */
+	bool settled;	/* it may be closed only when every op was reported */
+	bool allocated; /* memory by ws_memory_alloc, which others can map; else the heap's */
+};
+
+static struct kind kinds[KINDS_MAX] = {
+	{.transport = "loop", .rails = {{"net/a?seed=5", "net/b"}, {"net/c", "net/d"}}},
+	{.transport = "fabric",
+	 .rails = {{"tcp/127.0.0.1", "tcp/127.0.0.2"}, {"tcp/127.0.0.3", "tcp/127.0.0.4"}}},
+	{.transport = "fault",
+	 .rails = {{":loop:net/a?seed=6", "seed=2:loop:net/b"}, {":loop:net/c", ":loop:net/d"}}},
+	{.transport = "fault",
+	 .rails = {{":fabric:tcp/127.0.0.1", ":fabric:tcp/127.0.0.2"},
+		   {":fabric:tcp/127.0.0.3", ":fabric:tcp/127.0.0.4"}}},
+	/* A baseline, never chosen, and this is why: a write that was refused counts as sent, a
+	 * receiver crashes over the ops of a sender that closed, and a peer killed while it holds
+	 * the shared lock leaves a healthy sender spinning for ever. */
+	{.transport = "fabric",
+	 .rails = {{"shm/shm", "shm/shm"}, {"shm/shm", "shm/shm"}},
+	 .unchecked = true,
+	 .together = true,
+	 .settled = true},
+	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}},
+	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}, .allocated = true},
+};
+static int kind_count;
+
+static inline void open_kind(struct pair *pair, int i, size_t bytes)
+{
+	const struct kind *kind = &kinds[i % kind_count];
+
+	pair_open_in(pair, kind->transport, kind->rails[0], bytes, kind->allocated);
+}
+
+/* "verbs:rxe1/1 rxe2/1": the transport, and a device for each rail. */
+static inline void kind_parse(struct kind *kind, char *text)
+{
+	char *save = NULL, *colon = strchr(text, ':');
+
+	if (colon == NULL)
+		return;
+	*colon = 0;
+	*kind = (struct kind){.transport = text};
+	char *device = strtok_r(colon + 1, " ", &save);
+	for (size_t i = 0; device != NULL && i < ARRAY_SIZE(kind->rails); i++) {
+		kind->rails[i][0] = kind->rails[i][1] = device;
+		device = strtok_r(NULL, " ", &save);
+	}
+}
+
+static inline void kinds_print(void)
+{
+	printf("contract over");
+	for (int i = 0; i < kind_count; i++)
+		printf("%s %d %s %s%s", i > 0 ? "," : "", i, kinds[i].transport,
+		       kinds[i].rails[0][0], kinds[i].allocated ? " (allocated memory)" : "");
+	puts("");
+}
+
+/* Those of the list that this build has; or the one that the environment names. */
+static inline void kinds_find(void)
+{
+	static char text[256];
+	const char *asked = getenv("WS_CONTRACT");
+
+	kind_count = 0;
+	if (asked != NULL) {
+		snprintf(text, sizeof(text), "%s", asked);
+		kind_parse(&kinds[kind_count++], text);
+	}
+	for (int i = 0; asked == NULL && i < KINDS_MAX && kinds[i].transport != NULL; i++)
+		if (transport_find(kinds[i].transport) != NULL)
+			kinds[kind_count++] = kinds[i];
+	kinds_print();
+	if (asked == NULL)
+		puts("not verbs, which needs an RDMA device: WS_CONTRACT=\"verbs:rxe1/1\" here, "
+		     "tests/roce.sh in a VM");
+	fflush(stdout); /* before the tests fork */
+}
+
+#endif
