@@ -474,13 +474,13 @@ START_TEST(the_list_names_loopback_and_says_why_it_is_skipped)
 	ck_ok(nics_list(&arena, "fabric", "tcp", &infos, &count, &err), err);
 	for (uint32_t i = 0; i < count; i++) {
 		struct nic *nic;
-		ck_assert_str_ne(infos[i].subnet, "");
 		if (strcmp(infos[i].device, "tcp/127.0.0.1") == 0) {
 			loopback = true;
 			ck_assert_str_eq(infos[i].skipped, "loopback: name it to use it");
 		}
 		if (infos[i].skipped[0] != 0 && strncmp(infos[i].skipped, "loopback", 8) != 0)
 			continue;
+		ck_assert_str_ne(infos[i].subnet, "");
 		ck_ok(nic_open(&nic, infos[i].transport, infos[i].device, &err), err);
 		ck_assert_str_eq(nic->subnet, infos[i].subnet);
 		nic_close(nic);

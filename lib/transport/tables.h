@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Private to lib/transport: the one table that each transport's file ends with, and what
- * topology.c knows of this host's network interfaces.
+ * the kernel knows of this host's network interfaces.
  */
 #ifndef TABLES_H
 #define TABLES_H
@@ -12,12 +12,14 @@ extern const struct transport transport_fabric;
 extern const struct transport transport_loop;
 extern const struct transport transport_fault;
 
-/* An IPv4 address of a network interface of this host. */
+/* interfaces.c: an IPv4 address of a network interface of this host, or an interface without. */
 struct interface {
 	char name[32];
-	char address[16];
-	char subnet[24]; /* "192.0.2.0/24" */
-	uint64_t mbps;	 /* 0: the kernel doesn't say */
+	char address[16]; /* empty: none */
+	char subnet[24];  /* "192.0.2.0/24" */
+	char bond[32];	  /* the bond that it is a slave of, or empty */
+	uint64_t mbps;	  /* 0: the kernel doesn't say */
+	uint32_t mtu;
 	bool up, loopback;
 };
 
@@ -26,6 +28,11 @@ struct interface {
  * subnet).  -ENODEV where there is none; err may be NULL.
  */
 int interface_find(const char *name_or_address, struct interface *found_out, struct ws_error *err);
+/* One per IPv4 address, and one per card's interface without any; in the kernel's order. */
+int interfaces_list(struct arena *arena, struct interface **interfaces_out, uint32_t *count_out,
+		    struct ws_error *err);
+/* The interface below a bond, VLAN or bridge; of several the first by name. */
+bool interface_lower(const char *name, char lower_out[32]);
 
 /* What libfabric's provider offers here, one nic_info per domain and source address, appended to
  * the arena; *infos_out is NULL where it offers nothing. */

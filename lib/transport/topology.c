@@ -1,168 +1,281 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this host offers: its network interfaces with IPv4 addresses, from the kernel, and the
- * domains of a libfabric provider.  PCI, NUMA and GPU distances aren't known here yet.
+ * hwloc's tree -> struct topology: GPUs, network cards and cores with the bridges, NUMA node and
+ * socket that each hangs below.  The only file that includes hwloc.h; it decides nothing.
  */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
+#include <hwloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/transport/tables.h"
+#include "lib/transport/topology.h"
 
-/* In Mb/s; 0 where the kernel doesn't know (loopback, most virtual ones). */
-static uint64_t interface_mbps(const char *name)
+#define VENDOR_NVIDIA  0x10deu
+#define VENDOR_AMAZON  0x1d0fu
+#define CLASS_DISPLAY  0x03u /* the upper byte: VGA, 3D and other display controllers */
+#define FILE_BYTES_MAX ((size_t)64 << 20)
+#define PORTS_MAX      64u
+
+static int bitmap_only(hwloc_const_bitmap_t set)
 {
-	char path[96], *end;
-	void *text;
-	size_t count;
-
-	snprintf(path, sizeof(path), "/sys/class/net/%.32s/speed", name);
-	if (file_read(path, 64, &text, &count, NULL) != 0)
-		return 0;
-	long mbps = strtol(text, &end, 10);
-	mem_free(text);
-	return mbps > 0 ? (uint64_t)mbps : 0;
+	return set != NULL && hwloc_bitmap_weight(set) == 1 ? hwloc_bitmap_first(set) : -1;
 }
 
-static struct in_addr address_of(const struct sockaddr *from)
+/* Sub-NUMA clusters share their PCI roots: the first of the nodes stands for them. */
+static int node_of(hwloc_obj_t object)
 {
-	struct sockaddr_in in;
-
-	memcpy(&in, from, sizeof(in));
-	return in.sin_addr;
+	return object->nodeset != NULL ? hwloc_bitmap_first(object->nodeset) : -1;
 }
 
-static bool is_usable(const struct ifaddrs *entry)
+static int package_of(hwloc_topology_t tree, hwloc_obj_t object)
 {
-	return entry->ifa_addr != NULL && entry->ifa_netmask != NULL &&
-	       entry->ifa_addr->sa_family == AF_INET;
+	if (object->type != HWLOC_OBJ_PACKAGE)
+		object = hwloc_get_ancestor_obj_by_type(tree, HWLOC_OBJ_PACKAGE, object);
+	return object != NULL ? (int)object->os_index : -1;
 }
 
-static void interface_fill(const struct ifaddrs *entry, struct interface *interface)
+/* The PCI device that a device of the operating system belongs to, or NULL. */
+static hwloc_obj_t pci_of(hwloc_obj_t object)
 {
-	struct in_addr address = address_of(entry->ifa_addr);
-	struct in_addr mask = address_of(entry->ifa_netmask);
-	struct in_addr subnet = {.s_addr = address.s_addr & mask.s_addr};
-	char text[INET_ADDRSTRLEN] = "";
-
-	memset(interface, 0, sizeof(*interface));
-	snprintf(interface->name, sizeof(interface->name), "%.31s", entry->ifa_name);
-	inet_ntop(AF_INET, &address, interface->address, sizeof(interface->address));
-	inet_ntop(AF_INET, &subnet, text, sizeof(text));
-	snprintf(interface->subnet, sizeof(interface->subnet), "%s/%d", text,
-		 __builtin_popcount(mask.s_addr));
-	interface->up = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_RUNNING) != 0;
-	interface->loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+	while (object != NULL && object->type != HWLOC_OBJ_PCI_DEVICE)
+		object = object->parent;
+	return object;
 }
 
-static bool is_meant(const struct ifaddrs *entry, const char *name, const struct in_addr *address)
+static bool is_pci_bridge(hwloc_obj_t object)
 {
-	if (address == NULL)
-		return strcmp(entry->ifa_name, name) == 0;
-	struct in_addr mine = address_of(entry->ifa_addr);
-	struct in_addr mask = address_of(entry->ifa_netmask);
-	if ((entry->ifa_flags & IFF_LOOPBACK) != 0)
-		return ((mine.s_addr ^ address->s_addr) & mask.s_addr) == 0;
-	return mine.s_addr == address->s_addr;
+	return object->type == HWLOC_OBJ_BRIDGE &&
+	       object->attr->bridge.downstream_type == HWLOC_OBJ_BRIDGE_PCI;
 }
 
-int interface_find(const char *name_or_address, struct interface *found_out, struct ws_error *err)
+static void place_fill(hwloc_topology_t tree, hwloc_obj_t object, struct pci_place *place)
 {
-	struct ifaddrs *list = NULL, *entry;
-	struct in_addr address;
-	bool is_address = inet_pton(AF_INET, name_or_address, &address) == 1;
+	hwloc_obj_t near = hwloc_get_non_io_ancestor_obj(tree, object);
+	hwloc_obj_t pci = pci_of(object);
+	uint32_t above = 0;
 
-	memset(found_out, 0, sizeof(*found_out));
-	if (getifaddrs(&list) != 0)
-		return ws_fail(err, -ENODEV, "cannot list network interfaces: %s", strerror(errno));
-	for (entry = list; entry != NULL; entry = entry->ifa_next)
-		if (is_usable(entry) &&
-		    is_meant(entry, name_or_address, is_address ? &address : NULL))
+	/* Directly below the machine, where there are several nodes: nobody knows which. */
+	bool known = near->type != HWLOC_OBJ_MACHINE || bitmap_only(near->nodeset) >= 0;
+	*place = (struct pci_place){
+		.numa = known ? node_of(near) : -1,
+		.package = package_of(tree, near),
+	};
+	if (pci == NULL)
+		return;
+	const struct hwloc_pcidev_attr_s *attr = &pci->attr->pcidev;
+	snprintf(place->address, sizeof(place->address), "%04x:%02x:%02x.%01x",
+		 (unsigned)attr->domain & 0xffffu, attr->bus, attr->dev, attr->func & 0xfu);
+	for (hwloc_obj_t at = pci->parent; at != NULL; at = at->parent)
+		above += is_pci_bridge(at) ? 1 : 0;
+	place->depth = MIN(above, PCI_DEPTH_MAX);
+	for (hwloc_obj_t at = pci->parent; at != NULL; at = at->parent)
+		if (is_pci_bridge(at) && --above < PCI_DEPTH_MAX)
+			place->bridges[above] = (uint32_t)at->gp_index;
+}
+
+/* ---------------------------------------------------------------- devices */
+
+static bool is_gpu(hwloc_obj_t pci)
+{
+	return pci->attr->pcidev.vendor_id == VENDOR_NVIDIA &&
+	       pci->attr->pcidev.class_id >> 8 == CLASS_DISPLAY;
+}
+
+static void gpu_fill(hwloc_topology_t tree, hwloc_obj_t pci, struct topology_gpu *gpu)
+{
+	const char *name = hwloc_obj_get_info_by_name(pci, "PCIDevice");
+
+	place_fill(tree, pci, &gpu->at);
+	if (name != NULL)
+		snprintf(gpu->name, sizeof(gpu->name), "%.63s", name);
+	else
+		snprintf(gpu->name, sizeof(gpu->name), "%04x:%04x", pci->attr->pcidev.vendor_id,
+			 pci->attr->pcidev.device_id);
+}
+
+static bool is_nic(hwloc_obj_t device)
+{
+	return device->name != NULL && (device->attr->osdev.type == HWLOC_OBJ_OSDEV_OPENFABRICS ||
+					device->attr->osdev.type == HWLOC_OBJ_OSDEV_NETWORK);
+}
+
+static void nic_fill(hwloc_topology_t tree, hwloc_obj_t device, struct topology_nic *nic)
+{
+	hwloc_obj_t pci = pci_of(device);
+
+	place_fill(tree, device, &nic->at);
+	snprintf(nic->name, sizeof(nic->name), "%.63s", device->name);
+	nic->rdma = device->attr->osdev.type == HWLOC_OBJ_OSDEV_OPENFABRICS;
+	nic->efa = nic->rdma && pci != NULL && pci->attr->pcidev.vendor_id == VENDOR_AMAZON;
+	for (uint32_t port = 1; nic->rdma && port <= PORTS_MAX; port++) {
+		char key[24];
+		snprintf(key, sizeof(key), "Port%uState", port);
+		const char *state = hwloc_obj_get_info_by_name(device, key);
+		if (state == NULL)
 			break;
-	if (entry != NULL) {
-		interface_fill(entry, found_out);
-		found_out->mbps = interface_mbps(found_out->name);
+		nic->ports = port;
+		if (state[0] == '4') /* the kernel's number of ACTIVE */
+			nic->active |= UINT64_C(1) << (port - 1);
 	}
-	freeifaddrs(list);
-	if (entry == NULL)
-		return ws_fail(
-			err, -ENODEV,
-			"no interface of this host is or has '%s'; `weightsync nics` lists them",
-			name_or_address);
+}
+
+static int by_gpu_address(const void *a, const void *b)
+{
+	const struct topology_gpu *x = a, *y = b;
+
+	return strcmp(x->at.address, y->at.address);
+}
+
+/* Cards in PCI order, what isn't on PCI behind them. */
+static int by_nic_address(const void *a, const void *b)
+{
+	const struct topology_nic *x = a, *y = b;
+
+	if ((x->at.address[0] == 0) != (y->at.address[0] == 0))
+		return x->at.address[0] == 0 ? 1 : -1;
+	int order = strcmp(x->at.address, y->at.address);
+	return order != 0 ? order : strverscmp(x->name, y->name);
+}
+
+static int gpus_take(hwloc_topology_t tree, struct topology *topology, struct ws_error *err)
+{
+	uint32_t room = 0;
+
+	for (hwloc_obj_t pci = NULL; (pci = hwloc_get_next_pcidev(tree, pci)) != NULL;)
+		room += is_gpu(pci) ? 1 : 0;
+	if (room > GPUS_MAX)
+		return ws_fail(err, -ENOSPC, "this host has %u GPUs, %d are the most", room,
+			       GPUS_MAX);
+	topology->gpus = arena_array(&topology->arena, room, sizeof(*topology->gpus));
+	if (topology->gpus == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u GPUs", room);
+	for (hwloc_obj_t pci = NULL; (pci = hwloc_get_next_pcidev(tree, pci)) != NULL;)
+		if (is_gpu(pci))
+			gpu_fill(tree, pci, &topology->gpus[topology->gpu_count++]);
+	qsort(topology->gpus, topology->gpu_count, sizeof(*topology->gpus), by_gpu_address);
 	return 0;
 }
 
-static void info_fill(struct nic_info *info, const struct interface *interface,
-		      const char *transport, const char *provider)
+static int nics_take(hwloc_topology_t tree, struct topology *topology, struct ws_error *err)
 {
-	snprintf(info->transport, sizeof(info->transport), "%.15s", transport);
-	snprintf(info->device, sizeof(info->device), "%.40s/%s", provider, interface->address);
-	snprintf(info->subnet, sizeof(info->subnet), "%s", interface->subnet);
-	snprintf(info->state, sizeof(info->state), "%.20s %s", interface->name,
-		 interface->up ? "up" : "down");
-	info->mbps = interface->mbps;
-	info->numa = -1;
-	if (!interface->up)
-		snprintf(info->skipped, sizeof(info->skipped), "the interface is down");
-	else if (interface->loopback)
-		snprintf(info->skipped, sizeof(info->skipped), "loopback: name it to use it");
+	uint32_t room = 0;
+
+	for (hwloc_obj_t device = NULL; (device = hwloc_get_next_osdev(tree, device)) != NULL;)
+		room += is_nic(device) ? 1 : 0;
+	topology->nics = arena_array(&topology->arena, room, sizeof(*topology->nics));
+	if (topology->nics == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u network devices", room);
+	for (hwloc_obj_t device = NULL; (device = hwloc_get_next_osdev(tree, device)) != NULL;)
+		if (is_nic(device))
+			nic_fill(tree, device, &topology->nics[topology->nic_count++]);
+	qsort(topology->nics, topology->nic_count, sizeof(*topology->nics), by_nic_address);
+	return 0;
 }
 
-/* One per IPv4 address, in the kernel's order. */
-static int interfaces_list(struct arena *arena, const char *transport, const char *provider,
-			   struct nic_info **infos_out, uint32_t *count_out, struct ws_error *err)
-{
-	struct ifaddrs *list = NULL;
-	size_t room = 0;
+/* ---------------------------------------------------------------- cores */
 
-	if (getifaddrs(&list) != 0)
-		return ws_fail(err, -ENODEV, "cannot list network interfaces: %s", strerror(errno));
-	for (const struct ifaddrs *entry = list; entry != NULL; entry = entry->ifa_next)
-		room += is_usable(entry) ? 1 : 0;
-	struct nic_info *infos = arena_array(arena, room, sizeof(*infos));
-	for (const struct ifaddrs *entry = list; infos != NULL && entry != NULL;
-	     entry = entry->ifa_next) {
-		struct interface interface;
-		if (!is_usable(entry))
-			continue;
-		interface_fill(entry, &interface);
-		interface.mbps = interface_mbps(interface.name);
-		info_fill(&infos[(*count_out)++], &interface, transport, provider);
+/* Where this process may run: its own binding, and of that what its cgroup allows. */
+static void allowed_fill(hwloc_topology_t tree, bool saved, hwloc_bitmap_t allowed)
+{
+	hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(tree));
+	hwloc_bitmap_t bound = hwloc_bitmap_alloc();
+	if (!saved && bound != NULL && hwloc_get_cpubind(tree, bound, HWLOC_CPUBIND_PROCESS) == 0)
+		hwloc_bitmap_and(allowed, allowed, bound);
+	hwloc_bitmap_free(bound);
+}
+
+/* A core without its caches' levels: a thread of it stands for it where hwloc knows no cores. */
+static int cores_take(hwloc_topology_t tree, struct topology *topology, struct ws_error *err)
+{
+	hwloc_obj_type_t type =
+		hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+	int room = hwloc_get_nbobjs_by_type(tree, type);
+	hwloc_bitmap_t allowed = hwloc_bitmap_alloc(), nodes = hwloc_bitmap_alloc();
+
+	topology->cores =
+		arena_array(&topology->arena, (size_t)MAX(room, 0), sizeof(*topology->cores));
+	if (topology->cores == NULL || allowed == NULL || nodes == NULL) {
+		hwloc_bitmap_free(allowed);
+		hwloc_bitmap_free(nodes);
+		return ws_fail(err, -ENOMEM, "no memory for %d cores", room);
 	}
-	freeifaddrs(list);
-	*infos_out = infos;
-	return infos != NULL ? 0 : ws_fail(err, -ENOMEM, "no memory to list %zu NICs", room);
+	allowed_fill(tree, topology->saved, allowed);
+	for (int i = 0; i < room; i++) {
+		hwloc_obj_t core = hwloc_get_obj_by_type(tree, type, (unsigned)i);
+		topology->cores[topology->core_count++] = (struct topology_core){
+			.cpu = (uint32_t)hwloc_bitmap_first(core->cpuset),
+			.numa = node_of(core),
+			.allowed = hwloc_bitmap_isincluded(core->cpuset, allowed) != 0,
+		};
+	}
+	hwloc_cpuset_to_nodeset(tree, allowed, nodes);
+	topology->numa = bitmap_only(nodes);
+	hwloc_bitmap_free(allowed);
+	hwloc_bitmap_free(nodes);
+	return 0;
 }
 
-int nics_list(struct arena *arena, const char *transport, const char *provider,
-	      struct nic_info **infos_out, uint32_t *count_out, struct ws_error *err)
-{
-	struct nic_info *offers;
-	uint32_t offer_count;
+/* ---------------------------------------------------------------- load */
 
-	*infos_out = NULL;
-	*count_out = 0;
-	if (transport_find(transport) == NULL)
-		return ws_fail(err, -ENODEV, "no transport is named '%s'", transport);
-	if (strcmp(transport, "fabric") != 0)
-		return 0; /* loop and fault aren't hardware */
-	if (provider == NULL || provider[0] == 0)
-		provider = "tcp";
-	int rc = fabric_offers(arena, provider, &offers, &offer_count, err);
+/* Plugins that would open a GPU or an X display, only to say what PCI says too. */
+static void plugins_forbid(hwloc_topology_t tree)
+{
+	static const char *const names[] = {"cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		hwloc_topology_set_components(tree, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,
+					      names[i]);
+}
+
+static int tree_take(hwloc_topology_t tree, struct topology *topology, struct ws_error *err)
+{
+	const char *host = hwloc_obj_get_info_by_name(hwloc_get_root_obj(tree), "HostName");
+
+	snprintf(topology->host, sizeof(topology->host), "%.63s", host != NULL ? host : "");
+	topology->numa_count = (uint32_t)MAX(hwloc_get_nbobjs_by_type(tree, HWLOC_OBJ_NUMANODE), 0);
+	int rc = gpus_take(tree, topology, err);
+	if (rc == 0)
+		rc = nics_take(tree, topology, err);
+	return rc == 0 ? cores_take(tree, topology, err) : rc;
+}
+
+int topology_load(struct topology *topology, const char *file, struct ws_error *err)
+{
+	hwloc_topology_t tree = NULL;
+	void *text = NULL;
+	size_t bytes = 0;
+	int rc = 0;
+
+	*topology = (struct topology){.saved = file != NULL, .numa = -1};
+	if (file != NULL)
+		rc = file_read(file, FILE_BYTES_MAX, &text, &bytes, err);
 	if (rc != 0)
 		return rc;
-	/* Domains of socket providers are interfaces; addresses say more, several per interface. */
-	if (strcmp(provider, "tcp") == 0 || strcmp(provider, "net") == 0 ||
-	    strcmp(provider, "sockets") == 0)
-		return offer_count == 0 ? 0
-					: interfaces_list(arena, transport, provider, infos_out,
-							  count_out, err);
-	*infos_out = offers;
-	*count_out = offer_count;
-	return 0;
+	if (hwloc_topology_init(&tree) != 0)
+		rc = ws_fail(err, -ENOMEM, "hwloc cannot begin: %s", strerror(errno));
+	else if (file != NULL && hwloc_topology_set_xmlbuffer(tree, text, (int)bytes + 1) != 0)
+		rc = ws_fail(err, -EINVAL, "'%s' isn't a topology that `lstopo FILE.xml` saved",
+			     file);
+	if (rc == 0) {
+		plugins_forbid(tree);
+		hwloc_topology_set_cache_types_filter(tree, HWLOC_TYPE_FILTER_KEEP_NONE);
+		hwloc_topology_set_io_types_filter(tree, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+		if (hwloc_topology_load(tree) != 0)
+			rc = ws_fail(err, -EINVAL, "hwloc cannot read the topology of %s%s%s: %s",
+				     file != NULL ? "'" : "", file != NULL ? file : "this host",
+				     file != NULL ? "'" : "", strerror(errno));
+	}
+	if (rc == 0)
+		rc = tree_take(tree, topology, err);
+	if (tree != NULL)
+		hwloc_topology_destroy(tree);
+	mem_free(text);
+	return rc;
+}
+
+void topology_release(struct topology *topology)
+{
+	arena_release(&topology->arena);
+	*topology = (struct topology){.numa = -1};
 }
