@@ -57,7 +57,8 @@ struct ws_memory {
 
 /*
  * Allocates zeroed memory that every transport can register: a shared memfd mapping for the
- * host, cudaMalloc for a GPU.  place and device of *memory choose; bytes is rounded up to a
+ * host (the first 256 keep a file descriptor each; later ones are slower to reach from other
+ * processes of this host), cudaMalloc for a GPU.  place and device choose; bytes is rounded up to a
  * page.  -ENOTSUP where CUDA isn't built in, -ENOMEM.  Not for the data path.
  */
 WS_API int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err);
