@@ -11,6 +11,16 @@ bool cuda_built_in(void)
 	return false;
 }
 
+int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
+		     struct ws_error *err)
+{
+	*fd_out = -1;
+	*offset_out = 0;
+	return ws_fail(err, -ENOTSUP,
+		       "memory on GPU %d can't be reached: CUDA is not built in, use host memory",
+		       memory->device);
+}
+
 int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
 {
 	memory->base = NULL;

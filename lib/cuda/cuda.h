@@ -14,6 +14,13 @@
 /* False: this build has no CUDA, and every WS_CUDA memory is refused. */
 bool cuda_built_in(void);
 
+/*
+ * GPU memory as a dma-buf that a NIC can register: *fd_out is the caller's to close, memory begins
+ * at *offset_out of it.  -ENOTSUP where CUDA, the driver or the kind of allocation can't.
+ */
+int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
+		     struct ws_error *err);
+
 /* ------------------------------------------------------------------------------------------
  * host.c: ws_memory_alloc's host memory is a sealed memfd: nobody can make it shorter or longer,
  * so whoever maps it needn't fear a SIGBUS.  The file stays open until ws_memory_free, for the

@@ -10,6 +10,7 @@
 
 extern const struct transport transport_fabric;
 extern const struct transport transport_loop;
+extern const struct transport transport_verbs;
 extern const struct transport transport_fault;
 
 /* interfaces.c: an IPv4 address of a network interface of this host, or an interface without. */

@@ -10,10 +10,7 @@
 #include "lib/transport/tables.h"
 
 const struct transport *const transports[] = {
-	&transport_fabric,
-	&transport_loop,
-	&transport_fault,
-	NULL,
+	&transport_verbs, &transport_fabric, &transport_loop, &transport_fault, NULL,
 };
 
 const struct transport *transport_find(const char *name)
@@ -24,16 +21,27 @@ const struct transport *transport_find(const char *name)
 	return NULL;
 }
 
+/* "verbs, fabric, loop" for an error. */
+static const char *names_write(char *text, size_t room)
+{
+	struct writer out = writer_fixed(text, room - 1);
+
+	for (size_t i = 0; transports[i] != NULL; i++)
+		write_format(&out, "%s%s", i > 0 ? ", " : "", transports[i]->name);
+	text[out.count] = 0;
+	return text;
+}
+
 int nic_open(struct nic **nic_out, const char *transport, const char *device, struct ws_error *err)
 {
 	const struct transport *found = transport_find(transport);
 	struct nic *nic;
+	char names[96];
 
 	*nic_out = NULL;
 	if (found == NULL)
-		return ws_fail(err, -ENODEV,
-			       "no transport is named '%s'; this build has fabric, loop and fault",
-			       transport);
+		return ws_fail(err, -ENODEV, "no transport is named '%s'; this build has %s",
+			       transport, names_write(names, sizeof(names)));
 	nic = mem_alloc(found->nic_size);
 	if (nic == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a NIC of transport '%s'", transport);

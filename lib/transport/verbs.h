@@ -2,8 +2,25 @@
 /*
  * Private to verbs*.c, the only files that include libibverbs' headers.
  *
- * verbs_gid.c      which entry of a port's GID table, and why (pure)
+ * verbs.c          a NIC: open, post, poll
+ * verbs_peer.c     a peer: one RC queue pair for both directions, and the fence
+ * verbs_reg.c      how memory is registered
+ * verbs_events.c   what the device tells by itself: ports, errors, addresses
  * verbs_device.c   which device and port a name means; what this host offers
+ * verbs_gid.c      which entry of a port's GID table, and why (pure)
+ *
+ * Credits.  Each write takes one receive at its target, and without one it fails.  All receives
+ * are in one shared queue (SRQ) that is kept full; each peer is given a share of it when it is
+ * opened, and the shares never exceed it:
+ *
+ *   share = window + VERBS_CREDITS_MAX
+ *
+ * The window travels in the address: a sender has at most that many writes that the receiver
+ * hasn't given back.  They are given back a quarter of the window at a time, when their
+ * completions have been taken out and new receives stand in their place, by an empty SEND whose
+ * immediate counts all writes taken so far.  It takes a receive too: at most
+ * VERBS_CREDITS_MAX can be under way, since each answers a quarter of the window.  So neither the
+ * SRQ nor the completion queue can run over, however seldom a receiver polls.
  */
 #ifndef TRANSPORT_VERBS_H
 #define TRANSPORT_VERBS_H
@@ -12,7 +29,16 @@
 
 #include "lib/transport/transport.h"
 
-#define VERBS_GIDS_MAX 256 /* entries of one port's table that are looked at */
+#define VERBS_GIDS_MAX	    256	  /* entries of one port's table that are looked at */
+#define VERBS_OPS_MAX	    1024u /* unreported ops per NIC */
+#define VERBS_RECEIVES_MAX  16384u
+#define VERBS_RECEIVES_MIN  256u /* a device with fewer is of no use */
+#define VERBS_CREDITS_MAX   4u	 /* credits to one peer that may be under way */
+#define VERBS_SHARE_MAX	    128u /* receives for one peer */
+#define VERBS_SHARE_MIN	    8u
+#define VERBS_BATCH	    64	/* completions taken, and receives posted, at once */
+#define VERBS_QUIET_MS	    20	/* from a queue pair's error to its last completion */
+#define VERBS_PORT_CHECK_MS 100 /* where the driver tells nothing */
 
 /* ---------------------------------------------------------------- verbs_gid.c */
 
@@ -69,5 +95,114 @@ int verbs_gid_scan(struct ibv_context *context, const struct verbs_port *port, i
 /* Where the rails of a run are paired: "10.0.1.0/24", "fd00:0:0:1::/64", "ib fe80::/64". */
 void verbs_subnet(const struct verbs_gid *gid, char subnet[NIC_NAME_MAX]);
 uint64_t verbs_mbps(const struct ibv_port_attr *attr); /* 0 where the code is unknown */
+
+/* ---------------------------------------------------------------- verbs.c */
+
+/* An op from post to its event.  Its address is the work request's wr_id. */
+struct verbs_op {
+	struct verbs_op *next; /* in the list of the free, or of those that failed */
+	struct peer *peer;
+	uint64_t id;
+};
+
+struct verbs_mr {
+	struct ibv_mr *mr;
+	struct verbs_mr *previous, *next;
+};
+
+struct peer {
+	struct verbs *verbs;
+	struct ibv_qp *qp;
+	uint32_t psn;	/* my first packet's number */
+	uint32_t share; /* of my receives */
+
+	/* As a sender.  The counts wrap. */
+	uint32_t window;     /* the peer's; 0: not connected */
+	uint32_t posted;     /* writes given to the queue pair */
+	uint32_t given_back; /* of those, by the peer */
+	uint32_t queued;     /* of those, not yet completed */
+	uint32_t unreported; /* ops taken whose event hasn't been handed out */
+
+	/* As a receiver. */
+	uint32_t landed;    /* writes of the peer that were taken out */
+	uint32_t credited;  /* as I last told it */
+	bool credit_queued; /* and that isn't completed */
+
+	bool closing;
+	bool last_seen;	      /* no completion of its receives will come any more */
+	uint64_t error_at_ns; /* when peer_close moved it to the error state */
+	bool settled;	      /* everything is completed, but perhaps not yet taken out */
+	uint64_t settled_at;  /* verbs->emptied then */
+	int lost;	      /* what later ops fail with; 0: connected */
+	const char *reason;   /* with it; static */
+};
+
+struct verbs {
+	struct nic nic; /* first */
+	struct verbs_options options;
+	struct verbs_port port;
+	struct ibv_context *context;
+	struct ibv_td *thread; /* NULL: the device has none */
+	struct ibv_pd *pd;
+	struct ibv_pd *parent; /* pd with the thread domain; NULL: as above */
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+
+	struct verbs_op *ops; /* owned; nic.ops_in_flight_max */
+	struct verbs_op *free;
+	struct verbs_op *failed, **failed_end;	  /* taken, but never given to the device */
+	struct ibv_recv_wr receives[VERBS_BATCH]; /* a chain, to be cut where it should end */
+	struct verbs_mr *mrs;
+
+	struct peer **peers; /* owned, each too */
+	uint32_t peer_count, peer_room;
+	struct peer **by_number;		/* owned; hashed by queue pair number, half empty */
+	uint32_t by_number_count;		/* a power of two */
+	uint32_t receives_total, receives_free; /* free: in no peer's share */
+	uint32_t queue_entries;			/* of a send queue */
+	uint32_t completions;			/* entries of the completion queue */
+
+	bool armed;	  /* the channel will tell of the next completion, or has */
+	bool told;	  /* completions came since it was armed: the channel says so, or will */
+	uint64_t emptied; /* how often the completion queue was found empty */
+	uint32_t polls;	  /* since the device was asked for news; empty ones count more */
+	uint64_t port_checked_ns, down_since_ns;
+	bool changed; /* nic.down or nic.trouble: an EVENT_NIC is due */
+	int lost;     /* the NIC: what post and poll return; 0: it works */
+};
+
+static inline struct verbs *verbs_of(struct nic *nic)
+{
+	return (struct verbs *)nic;
+}
+
+/* ---------------------------------------------------------------- verbs_peer.c */
+
+int verbs_peer_open(struct nic *nic, struct peer **peer_out, struct address *address_out,
+		    struct ws_error *err);
+int verbs_peer_connect(struct nic *nic, struct peer *peer, const struct address *address,
+		       struct ws_error *err);
+int verbs_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
+void verbs_peer_free(struct verbs *verbs, struct peer *peer); /* its ops go unreported */
+struct peer *verbs_peer_find(const struct verbs *verbs, uint32_t number); /* or NULL */
+/* Ends what can be sent to it; the first reason stays. */
+void verbs_peer_lose(struct peer *peer, int status, const char *reason);
+
+/* ---------------------------------------------------------------- verbs_reg.c */
+
+int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, struct ws_error *err);
+void verbs_dereg(struct nic *nic, struct mr *mr);
+
+/* ---------------------------------------------------------------- verbs_events.c */
+
+/* Says what is wrong now; the next poll yields an EVENT_NIC. */
+void verbs_trouble(struct verbs *verbs, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Takes what the device has told; asks it for its port's state now and then. */
+void verbs_events_take(struct verbs *verbs);
+void verbs_port_check(struct verbs *verbs);
+/* Reads the GID table again, before a connection is made from it.  -ENODEV: no GID is left. */
+int verbs_gid_renew(struct verbs *verbs, struct ws_error *err);
 
 #endif
