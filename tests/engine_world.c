@@ -235,20 +235,21 @@ int side_open(struct world *world, struct side *side, bool faulty, uint32_t numb
 {
 	char names[NICS_MAX][160];
 	struct device devices[NICS_MAX];
-	bool loop = strcmp(world->transport, "loop") == 0;
+	bool mixed = strcmp(world->transport, "mixed") == 0;
 	for (uint32_t i = 0; i < world->nic_count; i++) {
+		const char *transport = !mixed ? world->transport : i % 2 == 0 ? "fabric" : "loop";
 		char inner[64];
-		if (loop)
+		if (strcmp(transport, "loop") == 0)
 			snprintf(inner, sizeof(inner), "net/m%u.%u?seed=%u", number, i,
 				 world->seed + 1);
 		else
 			snprintf(inner, sizeof(inner), "tcp/127.0.0.%u", 1 + i);
 		if (faulty)
-			snprintf(names[i], sizeof(names[i]), "%s:%s:%s", world->rules,
-				 world->transport, inner);
+			snprintf(names[i], sizeof(names[i]), "%s:%s:%s", world->rules, transport,
+				 inner);
 		else
 			snprintf(names[i], sizeof(names[i]), "%s", inner);
-		devices[i] = (struct device){.transport = faulty ? "fault" : world->transport,
+		devices[i] = (struct device){.transport = faulty ? "fault" : transport,
 					     .name = names[i]};
 	}
 	const struct engine_options options = {.devices = devices,
@@ -256,7 +257,10 @@ int side_open(struct world *world, struct side *side, bool faulty, uint32_t numb
 					       .op_bytes = world->op_bytes,
 					       .staging_bytes = world->staging_bytes,
 					       .wire_digests = world->digests};
-	return engine_open(&side->engine, &options, err);
+	int rc = engine_open(&side->engine, &options, err);
+	if (rc == 0 && world->opened != NULL)
+		world->opened(side->engine, number);
+	return rc;
 }
 
 static int half_open(struct side *side, uint32_t index, const char *name, struct writer *address,

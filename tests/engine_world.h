@@ -47,12 +47,15 @@ struct side {
 };
 
 struct world {
-	const char *transport;
+	const char *transport; /* "mixed": fabric and loop in turn */
 	uint32_t sender_count, receiver_count, nic_count;
 	uint64_t op_bytes, staging_bytes;
 	bool digests;
 	uint32_t seed;
 	const char *rules; /* of `fault` on the first sender's NICs */
+	/* Where NICs are to be others than they are: before anything is registered.  Receivers'
+	 * numbers begin at 100. */
+	void (*opened)(struct engine *engine, uint32_t number);
 	struct side senders[SIDE_MAX], receivers[SIDE_MAX];
 	struct pair pairs[PAIRS_MAX];
 };

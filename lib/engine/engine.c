@@ -147,7 +147,12 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 				       .down = nic->down || engine->nics[i].lost};
 		snprintf(out->transport, sizeof(out->transport), "%s", nic->transport->name);
 		snprintf(out->name, sizeof(out->name), "%s", nic->name);
-		snprintf(out->trouble, sizeof(out->trouble), "%s", nic->trouble);
+		snprintf(out->trouble, sizeof(out->trouble), "%s",
+			 nic->trouble[0] != '\0' || engine->nics[i].lost ||
+					 nic_reaches_all(engine, i)
+				 ? nic->trouble
+				 : "can't reach all memory that was given, so nobody is joined "
+				   "over it");
 		for (uint32_t p = 0; p < engine->peer_count; p++)
 			out->peer_count += engine->peers[p]->rails[i].paired ? 1 : 0;
 	}
@@ -215,6 +220,8 @@ int engine_step(struct engine *engine, struct engine_event *events_out, int coun
 		nic_poll(engine, i);
 	if (engine->imm.armed)
 		program_issue(engine);
+	if (engine->has_spare && !engine->fencing)
+		peer_close_spare(engine);
 	if (engine->moved) {
 		engine->moved_ns = engine->now_ns;
 		engine->idle_count = 0;

@@ -72,7 +72,8 @@ uint64_t engine_nic_bytes_sent(const struct engine *engine, uint32_t index);
 uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS_MAX]);
 
 /* ---- region.c: memory registered on every NIC.  Region 0 is the engine's own: staging, digests,
- * and a page that credits name.  The memory is borrowed until drop. */
+ * and a page that credits name.  The memory is borrowed until drop.  A NIC that can't reach this
+ * kind of memory (-ENOTSUP) joins no peer, if another NIC can and there are no peers yet. */
 int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
 		      struct ws_error *err);
 /* Keys change: for memory that was remapped. */
@@ -88,8 +89,10 @@ void engine_regions_encode(const struct engine *engine, struct writer *out);
  * address) is written to out; it goes to that member only. */
 int engine_peer_open(struct engine *engine, const char *name, struct engine_peer **peer_out,
 		     struct writer *address_out, struct ws_error *err);
-/* Pairs rails by subnet (several of one subnet: in order, round robin) and connects.  -ENODEV with
- * both lists when no rail pairs; -EPROTO when protocol differs, naming both. */
+/* Pairs rails by subnet and protocol (several alike: in order, round robin) and connects.  Where
+ * one pairs that stays inside the host, no other does.  Halves that pair with nothing are closed.
+ * -ENODEV with both lists when no rail pairs; -EPROTO when only the protocol differs, naming both.
+ */
 int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,
 			size_t bytes, struct ws_error *err);
 /* The peer's regions, from its engine_regions_encode.  Writes are checked against them. */

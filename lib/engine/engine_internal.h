@@ -146,8 +146,8 @@ void stage_heard(struct stage *stage);
 /* ------------------------------------------------------------------- regions, peers */
 struct region {
 	struct ws_memory memory; /* borrowed; bytes 0: a hole */
-	uint32_t registered;	 /* the first so many NICs have it (or are gone) */
-	struct mr mrs[];	 /* one per NIC; a NIC that is gone keeps zeroes */
+	uint32_t registered;	 /* the first so many NICs were asked */
+	struct mr mrs[];	 /* one per NIC; zeroes where it is gone or can't reach it */
 };
 
 struct remote_key {
@@ -159,6 +159,7 @@ struct rail {
 	struct peer *peer;   /* the transport's; NULL: never opened, or closed */
 	uint32_t remote_nic; /* if paired */
 	bool paired;
+	bool spare; /* pairs with nothing: to be closed as soon as that goes */
 	uint32_t in_flight;
 	uint32_t refused_step; /* the NIC took nothing more for it in this step */
 };
@@ -189,7 +190,11 @@ int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_err
 void region_free_all(struct engine *engine); /* after all NICs are closed */
 /* NULL for none or a hole. */
 struct region *region_find(const struct engine *engine, uint32_t region);
+/* Whether a NIC is there and has all regions; no peer is joined over another. */
+bool nic_reaches_all(const struct engine *engine, uint32_t nic);
 void peer_free(struct engine_peer *peer);
+/* Goes on closing what engine_peer_connect had no use for. */
+void peer_close_spare(struct engine *engine);
 /* Which of mine a transport's peer belongs to, NULL for none.  Walks: for errors only. */
 struct engine_peer *peer_of(const struct engine *engine, uint32_t nic, const struct peer *peer);
 
@@ -301,8 +306,9 @@ struct engine {
 	bool wire_digests;
 
 	bool fencing;
-	bool refused; /* in this step a NIC took nothing for some rail: ask again soon */
-	bool moved;   /* the last step did something */
+	bool has_spare; /* halves of connections that pair with nothing are still being closed */
+	bool refused;	/* in this step a NIC took nothing for some rail: ask again soon */
+	bool moved;	/* the last step did something */
 	uint64_t moved_ns;
 	uint64_t now_ns;     /* of this step */
 	uint32_t idle_count; /* waits since anything moved */

@@ -112,7 +112,7 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 	write_u32(address_out, peer->ordinal);
 	write_u32(address_out, engine->nic_count);
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		struct nic *nic = engine->nics[i].lost ? NULL : engine->nics[i].nic;
+		struct nic *nic = nic_reaches_all(engine, i) ? engine->nics[i].nic : NULL;
 		struct address address = {0};
 		if (nic != NULL) {
 			rc = nic->transport->peer_open(nic, &peer->rails[i].peer, &address, err);
@@ -132,6 +132,37 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 			       name);
 	*peer_out = peer;
 	return 0;
+}
+
+/* ---------------------------------------------------------------- halves left over */
+
+/* Both ends come to the same pairs, so nobody writes over these. */
+void peer_close_spare(struct engine *engine)
+{
+	engine->has_spare = false;
+	for (uint32_t p = 0; p < engine->peer_count; p++)
+		for (uint32_t i = 0; i < engine->nic_count; i++) {
+			struct rail *rail = &engine->peers[p]->rails[i];
+			struct nic *nic = engine->nics[i].nic;
+			if (!rail->spare || rail->peer == NULL)
+				continue;
+			int rc = nic->transport->peer_close(nic, rail->peer, true, false);
+			if (rc == 0)
+				rail->peer = NULL;
+			engine->has_spare |= rc == -EAGAIN;
+		}
+}
+
+/* What this peer opened and can't use.  Where closing it would end others' connections too, it
+ * stays until the fence. */
+static void spare_find(struct engine *engine, struct engine_peer *peer)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct rail *rail = &peer->rails[i];
+		rail->spare =
+			rail->peer != NULL && !rail->paired && engine->nics[i].nic->fences_one_peer;
+	}
+	peer_close_spare(engine);
 }
 
 /* ------------------------------------------------------------------------- connect */
@@ -159,20 +190,34 @@ static bool address_decode(struct remote_address *remote, const void *bytes, siz
 	return reader_done(&in);
 }
 
-/* My NICs, or the remote ones, of a subnet; returns how many. */
-static uint32_t of_subnet(const struct engine *engine, const struct engine_peer *peer,
-			  const struct remote_address *remote, const char *subnet,
-			  uint32_t *indices_out)
+/* Verbs and libfabric may serve one subnet, and don't understand each other. */
+static bool same_net(const char *subnet, uint64_t protocol, const struct nic *with)
 {
-	uint32_t count = 0;
-	for (uint32_t i = 0; remote == NULL && i < engine->nic_count; i++)
-		if (peer->rails[i].peer != NULL && strcmp(engine->nics[i].nic->subnet, subnet) == 0)
-			indices_out[count++] = i;
-	for (uint32_t i = 0; remote != NULL && i < remote->nic_count; i++)
-		if (remote->nics[i].address.count > 0 &&
-		    strcmp(remote->nics[i].subnet, subnet) == 0)
-			indices_out[count++] = i;
-	return count;
+	return protocol == with->protocol && strcmp(subnet, with->subnet) == 0;
+}
+
+/* My NICs, and the remote ones, that can be joined with NICs of a network. */
+struct net {
+	uint32_t mine[NICS_MAX], theirs[NICS_MAX];
+	uint32_t mine_count, theirs_count;
+};
+
+/* Of the network that my NIC with this index is in. */
+static void net_find(struct net *net, const struct engine *engine, const struct engine_peer *peer,
+		     const struct remote_address *remote, uint32_t index)
+{
+	const struct nic *first = engine->nics[index].nic;
+	net->mine_count = net->theirs_count = 0;
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		const struct nic *nic = engine->nics[i].nic;
+		if (peer->rails[i].peer != NULL && same_net(nic->subnet, nic->protocol, first))
+			net->mine[net->mine_count++] = i;
+	}
+	for (uint32_t i = 0; i < remote->nic_count; i++) {
+		const struct remote_nic *nic = &remote->nics[i];
+		if (nic->address.count > 0 && same_net(nic->subnet, nic->protocol, first))
+			net->theirs[net->theirs_count++] = i;
+	}
 }
 
 static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_t mine,
@@ -180,13 +225,6 @@ static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_
 {
 	struct nic *nic = engine->nics[mine].nic;
 	const struct remote_nic *other = &remote->nics[theirs];
-	if (nic->protocol != other->protocol)
-		return ws_fail(err, -EPROTO,
-			       "'%s' here and '%s' of '%s' speak different protocols (%016llx and "
-			       "%016llx): use the same provider and library version at both ends",
-			       nic->name, other->name, peer->name,
-			       (unsigned long long)nic->protocol,
-			       (unsigned long long)other->protocol);
 	int rc = nic->transport->peer_connect(nic, peer->rails[mine].peer, &other->address, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot connect '%s' to '%s' of '%s'", nic->name,
@@ -201,41 +239,90 @@ static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_
  * moves on from peer to peer, by a number that the side with more NICs counts, so both ends
  * come to the same pairs and no NIC is left idle.
  */
-static int subnet_connect(struct engine *engine, struct engine_peer *peer, const char *subnet,
-			  const struct remote_address *remote, struct ws_error *err)
+static int net_connect(struct engine *engine, struct engine_peer *peer, const struct net *net,
+		       const struct remote_address *remote, struct ws_error *err)
 {
-	uint32_t mine[NICS_MAX], theirs[NICS_MAX];
-	uint32_t a = of_subnet(engine, peer, NULL, subnet, mine);
-	uint32_t b = of_subnet(engine, peer, remote, subnet, theirs);
+	uint32_t a = net->mine_count, b = net->theirs_count;
 	for (uint32_t r = 0; r < MIN(a, b); r++) {
 		uint64_t i = r, k = r;
 		if (a <= b)
 			k = ((uint64_t)remote->ordinal * a + r) % b;
 		else
 			i = ((uint64_t)peer->ordinal * b + r) % a;
-		int rc = rail_connect(engine, peer, mine[i], remote, theirs[k], err);
+		int rc = rail_connect(engine, peer, net->mine[i], remote, net->theirs[k], err);
 		if (rc != 0)
 			return rc;
 	}
 	return 0;
 }
 
+static int nets_connect(struct engine *engine, struct engine_peer *peer, bool same_host,
+			const struct remote_address *remote, struct ws_error *err)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct net net;
+		if (peer->rails[i].peer == NULL || engine->nics[i].nic->same_host != same_host)
+			continue;
+		net_find(&net, engine, peer, remote, i);
+		if (net.mine[0] != i)
+			continue; /* done with the first of its network */
+		int rc = net_connect(engine, peer, &net, remote, err);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+static bool is_paired(const struct engine *engine, const struct engine_peer *peer)
+{
+	bool paired = false;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		paired |= peer->rails[i].paired;
+	return paired;
+}
+
+/* A subnet that both are in, with NICs that don't understand each other. */
+static int no_common_protocol(const struct engine *engine, const struct engine_peer *peer,
+			      const struct remote_address *remote, struct ws_error *err)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		for (uint32_t k = 0; peer->rails[i].peer != NULL && k < remote->nic_count; k++) {
+			const struct nic *nic = engine->nics[i].nic;
+			const struct remote_nic *other = &remote->nics[k];
+			if (other->address.count > 0 && strcmp(nic->subnet, other->subnet) == 0)
+				return ws_fail(
+					err, -EPROTO,
+					"'%s' here and '%s' of '%s' speak different protocols "
+					"(%016llx and %016llx): use the same transport, provider "
+					"and library version at both ends",
+					nic->name, other->name, peer->name,
+					(unsigned long long)nic->protocol,
+					(unsigned long long)other->protocol);
+		}
+	return 0;
+}
+
 static int no_rail(const struct engine *engine, const struct engine_peer *peer,
 		   const struct remote_address *remote, struct ws_error *err)
 {
+	int rc = no_common_protocol(engine, peer, remote, err);
+	if (rc != 0)
+		return rc;
 	char text[400];
 	struct writer list = writer_fixed(text, sizeof(text) - 1);
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		if (peer->rails[i].peer != NULL)
 			write_format(&list, "%s'%s' (%s)", list.count > 0 ? ", " : "",
 				     engine->nics[i].nic->name, engine->nics[i].nic->subnet);
-	write_format(&list, "; there ");
+	write_format(&list, "; there are ");
 	for (uint32_t i = 0; i < remote->nic_count; i++)
 		write_format(&list, "%s'%s' (%s)", i > 0 ? ", " : "", remote->nics[i].name,
 			     remote->nics[i].subnet);
 	text[list.count] = 0;
-	return ws_fail(err, -ENODEV, "no subnet joins this host and '%s': here %s", peer->name,
-		       text);
+	return ws_fail(err, -ENODEV,
+		       "no subnet joins this host and '%s': name NICs of one transport that can "
+		       "reach each other; here are %s",
+		       peer->name, text);
 }
 
 int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,
@@ -251,22 +338,15 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs and an address of %u",
 			       peer->name, peer->remote_nic_count, remote.nic_count);
 	peer->address_nic_count = remote.nic_count;
-	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		if (peer->rails[i].peer == NULL)
-			continue;
-		const char *subnet = engine->nics[i].nic->subnet;
-		uint32_t all[NICS_MAX];
-		of_subnet(engine, peer, NULL, subnet, all);
-		if (all[0] != i)
-			continue; /* done with the first of its subnet */
-		int rc = subnet_connect(engine, peer, subnet, &remote, err);
-		if (rc != 0)
-			return rc;
-	}
-	for (uint32_t i = 0; i < engine->nic_count; i++)
-		if (peer->rails[i].paired)
-			return 0;
-	return no_rail(engine, peer, &remote, err);
+	int rc = nets_connect(engine, peer, true, &remote, err);
+	/* Inside the host nothing else is needed. */
+	if (rc == 0 && !is_paired(engine, peer))
+		rc = nets_connect(engine, peer, false, &remote, err);
+	if (rc == 0 && !is_paired(engine, peer))
+		rc = no_rail(engine, peer, &remote, err);
+	if (rc == 0)
+		spare_find(engine, peer);
+	return rc;
 }
 
 /* ------------------------------------------------------------------------- regions */

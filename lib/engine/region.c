@@ -27,21 +27,49 @@ static void region_dereg(struct engine *engine, struct region *region)
 	region->memory = (struct ws_memory){0};
 }
 
+bool nic_reaches_all(const struct engine *engine, uint32_t nic)
+{
+	if (engine->nics[nic].lost)
+		return false;
+	for (uint32_t i = 0; i < engine->region_count; i++) {
+		const struct region *region = region_find(engine, i);
+		if (region != NULL && region->mrs[nic].memory.base == NULL)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * A lost NIC keeps its place, with a key of 0 that no rail leads to.  So does one that can't reach
+ * this kind of memory, if another can and no peer is joined over it yet.
+ */
 static int region_reg(struct engine *engine, struct region *region, const struct ws_memory *memory,
 		      struct ws_error *err)
 {
-	for (uint32_t i = 0; i < engine->nic_count; i++) {
+	struct ws_error why = {0};
+	bool reached = false;
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && i < engine->nic_count; i++) {
 		struct nic *nic = engine->nics[i].nic;
-		/* A lost NIC keeps its place, with a key of 0 that no rail leads to. */
-		int rc = engine->nics[i].lost
-				 ? 0
-				 : nic->transport->reg(nic, memory, &region->mrs[i], err);
-		if (rc != 0) {
-			region_dereg(engine, region);
-			return ws_fail_in(err, rc, "cannot register %zu bytes on '%s'",
-					  memory->bytes, nic->name);
-		}
 		region->registered = i + 1;
+		if (engine->nics[i].lost)
+			continue;
+		rc = nic->transport->reg(nic, memory, &region->mrs[i], &why);
+		reached |= rc == 0;
+		if (rc == 0)
+			continue;
+		region->mrs[i] = (struct mr){0};
+		ws_fail_in(&why, rc, "cannot register %zu bytes on '%s'", memory->bytes, nic->name);
+		if (rc == -ENOTSUP && engine->peer_count == 0)
+			rc = 0;
+	}
+	if (rc == 0 && !reached)
+		rc = why.code;
+	if (rc != 0) {
+		region_dereg(engine, region);
+		if (err != NULL)
+			*err = why;
+		return rc;
 	}
 	region->memory = *memory;
 	return 0;
