@@ -9,6 +9,7 @@
 #include "lib/transport/transport.h"
 
 extern const struct transport transport_fabric;
+extern const struct transport transport_ipc;
 extern const struct transport transport_loop;
 extern const struct transport transport_verbs;
 extern const struct transport transport_fault;

@@ -10,7 +10,8 @@
 #include "lib/transport/tables.h"
 
 const struct transport *const transports[] = {
-	&transport_verbs, &transport_fabric, &transport_loop, &transport_fault, NULL,
+	&transport_verbs, &transport_fabric, &transport_ipc,
+	&transport_loop,  &transport_fault,  NULL,
 };
 
 const struct transport *transport_find(const char *name)

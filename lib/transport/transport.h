@@ -100,8 +100,8 @@ struct event {
 	enum event_kind kind;
 	int status;	    /* FAILED: the negative errno; -ECANCELED when the peer was closed */
 	uint64_t id;	    /* SENT, FAILED: the op's */
-	const char *reason; /* FAILED: static, the fabric's own words ("remote access error"), or
-			     * NULL */
+	const char *reason; /* FAILED: static or until its peer is closed, the fabric's own words
+			     * ("remote access error"), or NULL */
 	uint32_t imm;	    /* IMM */
 	struct peer
 		*peer; /* SENT, FAILED: the op's; IMM: the writer where the NIC knows it, or NULL */
@@ -141,7 +141,10 @@ struct transport {
 	 *
 	 * 0: every op of mine to peer has been reported, none of its earlier writes can land, *peer
 	 * is gone.  -EAGAIN: poll, and call again.  -EBUSY, only with abandon: as 0, but the
-	 * receiving endpoint was set aside, never to be polled or closed until the process ends.
+	 * receiving endpoint was set aside, never to be polled or closed until the process ends;
+	 * where nic->same_host: memory into which the peer might still have stored got other
+	 * pages at the same address, with the same content, so on NICs of other transports all
+	 * that is registered must be registered again before they are used.
 	 * -ENOSPC, only with abandon: no more may be set aside; the NIC must be closed.
 	 */
 	int (*peer_close)(struct nic *nic, struct peer *peer, bool quiet, bool abandon);

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One write.  Nothing here waits for the peer, and the peer runs no code: whatever must be checked
+ * is checked by the sender, against what the peer's door exports.
+ *
+ * The order is the fence's (README.md): say busy, then look whether the receiver has closed; and
+ * the memory's: copy, then look whether it was another's meanwhile; only then the immediate.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "lib/transport/ipc.h"
+
+enum outcome { OP_SENT, OP_FAILED, OP_NOT_TAKEN };
+
+struct failure {
+	int status;
+	const char *reason;
+};
+
+static void report(struct ipc *ipc, const struct op *op, const struct failure *failure)
+{
+	ipc->done[(ipc->done_head + ipc->done_count++) % IPC_OPS_MAX] = (struct event){
+		.kind = failure == NULL ? EVENT_SENT : EVENT_FAILED,
+		.status = failure == NULL ? 0 : failure->status,
+		.reason = failure == NULL ? NULL : failure->reason,
+		.id = op->id,
+		.peer = op->peer,
+	};
+	op->peer->unreported++;
+}
+
+/* The peer's region that op names, looked up once and again when the peer has changed it. */
+static enum outcome view_find(struct peer *peer, const struct op *op, struct view **view_out,
+			      struct failure *failure)
+{
+	uint32_t index = op->remote_key % IPC_REGIONS_MAX;
+	struct view *view = &peer->views[index];
+	uint32_t serial =
+		atomic_load_explicit(&peer->door->regions[index].serial, memory_order_acquire);
+	bool again;
+
+	*failure = (struct failure){.status = -EIO};
+	*view_out = view;
+	if ((view->key == 0 || view->key != op->remote_key || view->serial != serial) &&
+	    !shared_view(view, peer->door, peer->pid, op->remote_key, &again, &failure->reason))
+		return again ? OP_NOT_TAKEN : OP_FAILED;
+	uint64_t offset = op->remote - view->base;
+	if (offset > view->bytes || op->bytes > view->bytes - offset) {
+		failure->reason = "the write is not inside the memory that the peer exports";
+		return OP_FAILED;
+	}
+	if (view->memory == NULL && op->bytes > 0 && !op->placed && peer->call_error != 0) {
+		*failure = (struct failure){.status = -EIO,
+					    .reason = "process_vm_writev into the peer isn't "
+						      "allowed (see the warning at connect)"};
+		return OP_FAILED;
+	}
+	return OP_SENT;
+}
+
+static bool view_holds(const struct peer *peer, const struct view *view)
+{
+	return atomic_load_explicit(&peer->door->regions[view->key % IPC_REGIONS_MAX].serial,
+				    memory_order_relaxed) == view->serial;
+}
+
+/* The gate's element comes first: where the receiver has shut it, nothing behind it is written. */
+static enum outcome call_write(struct peer *peer, const struct op *op, struct failure *failure)
+{
+	static const uint64_t knock = 1;
+	struct iovec from[2] = {
+		{.iov_base = (void *)(uintptr_t)&knock, .iov_len = sizeof(knock)},
+		{.iov_base = (void *)(uintptr_t)op->local, .iov_len = op->bytes},
+	};
+	struct iovec to[2] = {
+		{.iov_base = (void *)(uintptr_t)peer->gate_there, .iov_len = sizeof(knock)},
+		{.iov_base = (void *)(uintptr_t)op->remote, .iov_len = op->bytes},
+	};
+	ssize_t done = process_vm_writev(peer->pid, from, 2, to, 2, 0);
+
+	if (done >= 0 && (size_t)done == sizeof(knock) + op->bytes)
+		return OP_SENT;
+	if (done < 0 && errno == ESRCH)
+		*failure = (struct failure){.status = -ECONNRESET,
+					    .reason = "the peer process has died"};
+	else if (done < 0 && (errno == EPERM || errno == EACCES))
+		*failure = (struct failure){.status = -EIO,
+					    .reason = "process_vm_writev into the peer isn't "
+						      "allowed any more"};
+	else
+		*failure = (struct failure){.status = -EIO,
+					    .reason = "the peer's memory is not mapped where it "
+						      "says, or the source isn't here"};
+	return OP_FAILED;
+}
+
+static enum outcome bytes_write(struct peer *peer, const struct op *op, const struct view *view,
+				struct failure *failure)
+{
+	if (op->placed || op->bytes == 0)
+		return OP_SENT;
+	if (view->memory == NULL)
+		return call_write(peer, op, failure);
+	memcpy(view->memory + (op->remote - view->base), op->local, op->bytes);
+	return OP_SENT;
+}
+
+/* False: the ring is full, or (then the peer is lost) its reader's count makes no sense. */
+static bool ring_has_room(struct peer *peer)
+{
+	uint32_t taken = atomic_load_explicit(&peer->out_head->taken, memory_order_acquire);
+	uint32_t filled = peer->put - taken;
+
+	if (filled > IPC_RING_SLOTS)
+		ipc_peer_lose(peer, -EPROTO, "the peer process %d has broken its ring",
+			      (int)peer->pid);
+	return filled < IPC_RING_SLOTS;
+}
+
+static void ring_put(struct peer *peer, uint32_t imm)
+{
+	atomic_store_explicit(&peer->out_tail->imms[peer->put % IPC_RING_SLOTS], imm,
+			      memory_order_relaxed);
+	peer->put++;
+	atomic_store_explicit(&peer->out_tail->put, peer->put, memory_order_release);
+}
+
+/* Between busy and idle: what the receiver's fence has to know of. */
+static enum outcome write_fenced(struct peer *peer, const struct op *op, const struct view *view,
+				 struct failure *failure)
+{
+	if (atomic_load_explicit(&peer->out_head->closed, memory_order_relaxed) != 0) {
+		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has closed the connection",
+			      (int)peer->pid);
+		*failure = (struct failure){.status = peer->lost, .reason = peer->reason};
+		return OP_FAILED;
+	}
+	if (!view_holds(peer, view))
+		return OP_NOT_TAKEN;
+	enum outcome outcome = bytes_write(peer, op, view, failure);
+	if (outcome != OP_SENT)
+		return outcome;
+	/* Pages that were replaced meanwhile may lack what I wrote: once more, into the new ones.
+	 */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (!view_holds(peer, view))
+		return OP_NOT_TAKEN;
+	ring_put(peer, op->imm);
+	return OP_SENT;
+}
+
+static enum outcome op_write(struct peer *peer, const struct op *op, struct failure *failure)
+{
+	struct view *view;
+	struct ring_tail *ring = peer->out_tail;
+
+	enum outcome outcome = view_find(peer, op, &view, failure);
+	if (outcome != OP_SENT)
+		return outcome;
+	atomic_store_explicit(&ring->at, op->remote, memory_order_relaxed);
+	atomic_store_explicit(&ring->bytes, op->placed ? 0 : op->bytes, memory_order_relaxed);
+	atomic_store_explicit(&ring->busy, view->memory != NULL ? RING_STORING : RING_CALLING,
+			      memory_order_release);
+	atomic_thread_fence(memory_order_seq_cst); /* busy before closed */
+	outcome = write_fenced(peer, op, view, failure);
+	atomic_store_explicit(&ring->busy, RING_IDLE, memory_order_release);
+	return outcome;
+}
+
+/* Only a receiver that may block is told: one that polls finds the immediate by itself. */
+static void peer_wake(struct peer *peer)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_load_explicit(&peer->door->asleep, memory_order_relaxed) != 0) {
+		/* A full pipe wakes as well. */
+		ssize_t written = write(peer->wake_fd, "", 1);
+		(void)written;
+	}
+}
+
+static enum outcome post_one(struct ipc *ipc, const struct op *op)
+{
+	struct peer *peer = op->peer;
+	struct failure failure = {.status = peer->lost, .reason = peer->reason};
+	enum outcome outcome = OP_FAILED;
+
+	assert(peer->connected && !peer->closing);
+	assert(op->bytes <= IPC_OP_BYTES_MAX);
+	if (ipc->done_count == IPC_OPS_MAX)
+		return OP_NOT_TAKEN;
+	if (peer->lost == 0 && !ring_has_room(peer) && peer->lost == 0)
+		return OP_NOT_TAKEN;
+	if (peer->lost == 0)
+		outcome = op_write(peer, op, &failure);
+	else
+		failure.status = peer->lost;
+	if (outcome == OP_SENT)
+		peer_wake(peer);
+	if (outcome != OP_NOT_TAKEN)
+		report(ipc, op, outcome == OP_FAILED ? &failure : NULL);
+	return outcome;
+}
+
+int ipc_post(struct nic *nic, const struct op *ops, int count)
+{
+	struct ipc *ipc = ipc_of(nic);
+	uint64_t bytes = 0;
+	int taken = 0;
+
+	/* The copying is done here: one call shall not keep the thread for longer than one op may.
+	 */
+	while (taken < count && bytes < IPC_OP_BYTES_MAX &&
+	       post_one(ipc, &ops[taken]) != OP_NOT_TAKEN)
+		bytes += ops[taken++].bytes;
+	if (taken > 0)
+		ipc_wake_self(ipc);
+	return taken;
+}
