@@ -90,8 +90,11 @@ int verbs_options_parse(struct verbs_options *options, const char *device, struc
 {
 	char text[160], *rest;
 
-	*options = (struct verbs_options){
-		.gid = -1, .timeout = 14, .retries = 7, .rnr_retries = 6, .receives = -1};
+	*options = (struct verbs_options){.gid = -1,
+					  .timeout = 14, /* 67 ms */
+					  .retries = 6,	 /* 7 has no end on Soft-RoCE */
+					  .rnr_retries = 6,
+					  .receives = -1};
 	if (strlen(device) >= sizeof(text))
 		return ws_fail(err, -EINVAL, "the device's name '%s' is too long", device);
 	strcpy(text, device);
