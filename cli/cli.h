@@ -90,10 +90,13 @@ struct launch {
 	const char *source; /* "Open MPI", "Slurm", "torchrun", "--rank/--world" */
 };
 
-/* From --rank/--world when given (rank_given), else from the launcher's environment.  -EINVAL says
- * which variables it looked for, or which two disagree. */
+/* From --rank/--world when given (rank_given), else from the launcher's environment.  -ENOENT: no
+ * launcher, and which variables it looked for; -EINVAL: which two disagree. */
 int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world,
 		const char *job, struct ws_error *err);
+/* Whether a launcher has set only one of its two variables, and which. */
+#define LAUNCHER_COUNT 3
+bool launch_half_set(uint32_t launcher, const char **set_out, const char **unset_out);
 
 /*
  * The job's folder for the run key and the hub's address: 0700, owned by this user, named by user
@@ -135,6 +138,6 @@ int synth_write(const struct model *model, const char *folder, uint64_t seed, ui
 /* ---- the commands */
 extern const struct command command_keygen, command_synth, command_manifest, command_plan,
 	command_simulate, command_hub, command_push, command_serve, command_run, command_bench,
-	command_nics, command_status;
+	command_nics, command_status, command_doctor;
 
 #endif

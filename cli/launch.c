@@ -31,6 +31,18 @@ static const struct launcher launchers[] = {
 	{"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", NULL, NULL}},
 };
 
+_Static_assert(ARRAY_SIZE(launchers) == LAUNCHER_COUNT, "cli.h counts them");
+
+bool launch_half_set(uint32_t launcher, const char **set_out, const char **unset_out)
+{
+	const char *rank = launchers[launcher].rank, *world = launchers[launcher].world;
+	bool has_rank = getenv(rank) != NULL, has_world = getenv(world) != NULL;
+
+	*set_out = has_rank ? rank : world;
+	*unset_out = has_rank ? world : rank;
+	return has_rank != has_world;
+}
+
 /* A whole number from the environment; -ENOENT if unset. */
 static int read_variable(const char *name, uint32_t *value_out, struct ws_error *err)
 {
@@ -93,7 +105,7 @@ static int launch_from_environment(struct launch *launch, struct ws_error *err)
 	}
 	if (launch->source == NULL)
 		return ws_fail(
-			err, -EINVAL,
+			err, -ENOENT,
 			"no launcher tells this process its rank (looked for OMPI_COMM_WORLD_RANK, "
 			"RANK, SLURM_PROCID): start it under mpirun, srun or torchrun, or give --rank "
 			"and --world");

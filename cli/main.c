@@ -10,6 +10,7 @@
  *                            verified                          oracle*.c
  *   hub, push, serve         the same, as separate processes   hub.c push.c serve.c
  *   status, nics, bench      looking at a run, a host, speed   status.c nics.c bench.c
+ *   doctor                   would an update work here?        doctor*.c meeting.c probe*.c
  *
  * Shared by them: options.c output.c launch.c load.c places.c params.c job.c.  Each command is one
  * arrow of the picture in README.md; what it does is in planner/, lib/ and the two sides.
@@ -20,9 +21,9 @@
 #include "cli/cli.h"
 
 static const struct command *const commands[] = {
-	&command_keygen,   &command_synth, &command_manifest, &command_plan,
-	&command_simulate, &command_hub,   &command_push,     &command_serve,
-	&command_run,	   &command_bench, &command_nics,     &command_status,
+	&command_keygen, &command_synth,  &command_manifest, &command_plan, &command_simulate,
+	&command_hub,	 &command_push,	  &command_serve,    &command_run,  &command_bench,
+	&command_nics,	 &command_doctor, &command_status,
 };
 
 static void print_help(FILE *out)

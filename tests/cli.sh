@@ -23,7 +23,7 @@ gives() {
 gives 0 'usage: weightsync <command>' weightsync --help
 gives 2 'usage: weightsync <command>' weightsync
 gives 2 "there is no command 'psuh'" weightsync psuh
-for command in keygen synth manifest plan simulate hub push serve run bench nics status; do
+for command in keygen synth manifest plan simulate hub push serve run bench nics doctor status; do
 	gives 0 "usage: weightsync $command" weightsync "$command" --help
 	gives 2 "see weightsync $command --help" weightsync "$command" --no-such-option
 done

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NICs: what this host offers to a transport, what is wrong with one, what an update would take. */
+#include <string.h>
+
+#include "cli/doctor.h"
+
+#define TEXT_BYTES 700
+
+/* "400 Gb/s, MTU 4096, RoCE v2 GID 3 (..), mlx5_core at 0000:18:00.0, NUMA 0": what is known. */
+static void nic_text(const struct nic_info *info, char *out, size_t room)
+{
+	struct writer text = writer_fixed(out, room - 1);
+
+	write_format(&text, "%s %s: %s", info->transport, info->device, info->state);
+	if (info->subnet[0] != '\0')
+		write_format(&text, ", %s", info->subnet);
+	if (info->mbps >= 1000)
+		write_format(&text, ", %llu Gb/s", (unsigned long long)(info->mbps / 1000));
+	else if (info->mbps > 0)
+		write_format(&text, ", %llu Mb/s", (unsigned long long)info->mbps);
+	if (info->mtu > 0)
+		write_format(&text, ", MTU %u", info->mtu);
+	if (info->gid[0] != '\0')
+		write_format(&text, ", %s", info->gid);
+	if (info->driver[0] != '\0')
+		write_format(&text, ", %s", info->driver);
+	if (info->pci[0] != '\0')
+		write_format(&text, " at %s", info->pci);
+	if (info->numa >= 0)
+		write_format(&text, ", NUMA %d", info->numa);
+	out[text.count] = '\0';
+}
+
+void doctor_nic(struct doctor *doctor, const struct nic_info *info)
+{
+	bool verbs = strcmp(info->transport, "verbs") == 0;
+	char text[TEXT_BYTES];
+
+	nic_text(info, text, sizeof(text));
+	if (info->skipped[0] != '\0')
+		doctor_say(
+			doctor, verbs ? HEALTH_WARNING : HEALTH_NOTE, "nic",
+			"an update doesn't use it unless it is named",
+			verbs ? "bring its port up (`rdma link`, `ip link`) and give its interface "
+				"an address, or leave it out on purpose"
+			      : "name it with --nics if it is meant",
+			"%s: skipped: %s", text, info->skipped);
+	else if (verbs && info->mtu > 0 && info->mtu < 4096)
+		doctor_say(
+			doctor, HEALTH_NOTE, "nic",
+			"each packet has its price: 4096 bytes are the most a verbs port can have",
+			"jumbo frames (`ip link set DEV mtu 9000`) at both ends and on every "
+			"switch between",
+			"%s", text);
+	else
+		doctor_say(doctor, HEALTH_OK, "nic", "", "", "%s", text);
+}
+
+static void list(struct doctor *doctor, const char *transport, const char *provider)
+{
+	struct nic_info *infos;
+	struct ws_error err = {0};
+	uint32_t count;
+
+	if (transport_find(transport) == NULL)
+		return;
+	if (nics_list(&doctor->arena, transport, provider, &infos, &count, &err) != 0)
+		doctor_say(doctor, HEALTH_WARNING, "nic", "its NICs can't be looked at",
+			   "see whether its library is installed whole", "%s: %s", transport,
+			   err.text);
+	for (uint32_t i = 0; i < count; i++)
+		doctor_nic(doctor, &infos[i]);
+}
+
+void doctor_nics(struct doctor *doctor, const struct nics_wanted *wanted, struct devices *devices)
+{
+	bool automatic = strcmp(wanted->transport, "auto") == 0;
+	struct ws_error err = {0};
+	char text[TEXT_BYTES];
+	struct writer names = writer_fixed(text, sizeof(text) - 1);
+
+	if (automatic || strcmp(wanted->transport, "verbs") == 0)
+		list(doctor, "verbs", NULL);
+	if (automatic || strcmp(wanted->transport, "fabric") == 0)
+		list(doctor, "fabric", wanted->provider);
+	if (devices_find(devices, wanted->transport, wanted->provider, wanted->nics,
+			 wanted->nic_count, &err) != 0) {
+		devices->count = 0;
+		doctor_say(doctor, HEALTH_PROBLEM, "transport",
+			   "without a NIC that opens this rank can't take part in an update",
+			   "see the NICs' findings, or name one: --nics ADDRESS", "%s", err.text);
+		return;
+	}
+	for (uint32_t i = 0; i < devices->count; i++)
+		write_format(&names, "%s%s %s", i > 0 ? ", " : "", devices->device[i].transport,
+			     devices->device[i].name);
+	text[names.count] = '\0';
+	doctor_say(doctor, HEALTH_OK, "transport", "", "", "an update would use %s", text);
+}
