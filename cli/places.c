@@ -5,6 +5,8 @@
 
 #include "cli/cli.h"
 
+#define PLACE_NICS_MAX 64
+
 /* Every member's host: ranks_per_node of each side share one, sides and replicas apart. */
 static int places_alike(const struct places_wanted *wanted, struct arena *arena,
 			struct plan_input *input, struct ws_error *err)
@@ -24,6 +26,31 @@ static int places_alike(const struct places_wanted *wanted, struct arena *arena,
 	}
 	input->places = places;
 	return 0;
+}
+
+/* "rails":[{"subnet":"a","mbps":400000}, ...] of one member; they say how many and how fast. */
+static bool rails_read(const struct json *member, struct arena *arena, struct place *place)
+{
+	const struct json *list = json_get(member, "rails");
+	if (list == NULL)
+		return true;
+	if (list->type != JSON_ARRAY || list->count < 1 || list->count > PLACE_NICS_MAX)
+		return false;
+	struct nic_speed *rails = arena_array(arena, list->count, sizeof(*rails));
+	uint32_t i = 0;
+	place->mbps = 0;
+	for (const struct json *at = list->first; rails != NULL && at != NULL; at = at->next, i++) {
+		const char *subnet = json_text(at, "subnet", NULL);
+		int64_t mbps = json_integer(at, "mbps", 0);
+		if (subnet == NULL || mbps < 0)
+			return false;
+		rails[i].subnet = digest_bytes(subnet, strlen(subnet), 0);
+		rails[i].mbps = (uint64_t)mbps;
+		place->mbps += rails[i].mbps;
+	}
+	place->rails = rails;
+	place->nic_count = place->rail_count = i;
+	return rails != NULL;
 }
 
 /* [{"host":"a","nics":1,"mbps":400000}, ...] in member order. */
@@ -54,15 +81,20 @@ static int places_read(const char *path, struct arena *arena, struct plan_input 
 	for (const struct json *at = list->first; at != NULL; at = at->next, i++) {
 		const char *host = json_text(at, "host", NULL);
 		int64_t nics = json_integer(at, "nics", 1), mbps = json_integer(at, "mbps", 0);
-		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 || nics > 64 ||
-		    mbps < 0)
+		if (host == NULL || strlen(host) >= sizeof(places->host) || nics < 1 ||
+		    nics > PLACE_NICS_MAX || mbps < 0)
 			return ws_fail(
 				err, -EINVAL,
-				"places '%s': member %u needs a \"host\", and \"nics\" from 1 to 64",
-				path, i);
+				"places '%s': member %u needs a \"host\", and \"nics\" from 1 to %d",
+				path, i, PLACE_NICS_MAX);
 		snprintf(places[i].host, sizeof(places[i].host), "%s", host);
 		places[i].nic_count = (uint32_t)nics;
 		places[i].mbps = (uint64_t)mbps;
+		if (!rails_read(at, arena, &places[i]))
+			return ws_fail(err, -EINVAL,
+				       "places '%s': member %u's \"rails\" must be 1 to %d of "
+				       "{\"subnet\", \"mbps\"}",
+				       path, i, PLACE_NICS_MAX);
 	}
 	input->places = places;
 	return 0;

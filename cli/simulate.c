@@ -95,7 +95,10 @@ static int nic_remove(const struct plan_input *input, const char *who, struct ws
 			       "'%s' has one NIC and can't take part without it: give --nics or "
 			       "--places",
 			       who);
-	place->mbps = place->mbps * (place->nic_count - 1) / place->nic_count;
+	if (place->rail_count > 0)
+		place->mbps -= place->rails[--place->rail_count].mbps;
+	else
+		place->mbps = place->mbps * (place->nic_count - 1) / place->nic_count;
 	place->nic_count--;
 	return 0;
 }

@@ -100,12 +100,16 @@ static bool deal(struct planning *planning, struct holder_set *set, uint64_t *lo
 {
 	uint64_t *around = scratch, *weight = scratch + set->count,
 		 *share = scratch + 2 * set->count;
+	uint64_t heaviest = 0;
 	bool changed = false;
 
+	for (uint32_t i = 0; i < set->count; i++)
+		heaviest = MAX(heaviest, weights[set->ranks[i]]);
 	for (uint32_t i = 0; i < set->count; i++) {
 		loads[set->ranks[i]] -= set->share[i];
 		around[i] = loads[set->ranks[i]];
-		weight[i] = weights[set->ranks[i]];
+		/* Where none of them reaches a rollout, all alike don't. */
+		weight[i] = heaviest != 0 ? weights[set->ranks[i]] : 1;
 	}
 	balance_fill(around, weight, set->count, set->total * planning->plan->fed_replicas, share);
 	for (uint32_t i = 0; i < set->count; i++) {

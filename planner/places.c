@@ -67,15 +67,70 @@ int places_hosts(const struct plan *plan, struct arena *arena, uint32_t *hosts_o
 	return 0;
 }
 
+/* A member's NICs in a subnet.  One of unknown speed is as fast as need be; where trainers' speeds
+ * aren't known, NICs are counted. */
+static uint64_t subnet_speed(const struct place *place, uint64_t subnet, bool known)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < place->rail_count; i++) {
+		const struct nic_speed *rail = &place->rails[i];
+		if (rail->subnet == subnet)
+			sum += !known ? 1 : rail->mbps == 0 ? MBPS_MAX : rail->mbps;
+	}
+	return sum;
+}
+
+static bool is_first_of_subnet(const struct place *place, uint32_t rail)
+{
+	uint32_t first = 0;
+
+	while (place->rails[first].subnet != place->rails[rail].subnet)
+		first++;
+	return first == rail;
+}
+
+/* What of a trainer's speed is of use: in each subnet as much as all rollouts that trainers write
+ * to can take. */
+static uint64_t common_speed(const struct plan *plan, uint32_t trainer, bool known)
+{
+	const struct place *places = plan->input.places, *own = &places[trainer];
+	uint32_t end = member_of_rollout(plan, plan->fed_replicas, 0);
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < own->rail_count; i++) {
+		uint64_t subnet = own->rails[i].subnet, theirs = 0;
+		if (subnet == 0 || !is_first_of_subnet(own, i))
+			continue;
+		uint64_t mine = subnet_speed(own, subnet, known);
+		for (uint32_t m = plan->trainer_count; m < end && theirs < mine; m++)
+			theirs += subnet_speed(&places[m], subnet, known);
+		sum += MIN(mine, theirs);
+	}
+	return sum;
+}
+
+static bool speed_is_known(const struct place *place)
+{
+	for (uint32_t i = 0; i < place->rail_count; i++)
+		if (place->rails[i].mbps == 0 && place->rails[i].subnet != 0)
+			return false;
+	return place->rail_count > 0 || place->mbps != 0;
+}
+
 void places_weights(const struct plan *plan, uint64_t *weights_out)
 {
 	const struct place *places = plan->input.places;
-	bool known = places != NULL;
+	bool known = places != NULL, rails = places != NULL;
 
+	for (uint32_t m = 0; rails && m < plan->member_count; m++)
+		rails = places[m].rail_count > 0;
 	for (uint32_t i = 0; known && i < plan->trainer_count; i++)
-		known = places[i].mbps != 0;
-	for (uint32_t i = 0; i < plan->trainer_count; i++)
-		weights_out[i] = known ? MIN(places[i].mbps, MBPS_MAX) : 1;
+		known = speed_is_known(&places[i]);
+	for (uint32_t i = 0; i < plan->trainer_count; i++) {
+		uint64_t speed = rails ? common_speed(plan, i, known) : known ? places[i].mbps : 1;
+		weights_out[i] = MIN(speed, MBPS_MAX);
+	}
 }
 
 void places_digest(const struct plan *plan, struct writer *out)
@@ -87,5 +142,11 @@ void places_digest(const struct plan *plan, struct writer *out)
 		write_text(out, places[i].host);
 		write_u32(out, places[i].nic_count);
 		write_u64(out, places[i].mbps);
+		if (places[i].rail_count > 0)
+			write_u32(out, places[i].rail_count);
+		for (uint32_t r = 0; r < places[i].rail_count; r++) {
+			write_u64(out, places[i].rails[r].subnet);
+			write_u64(out, places[i].rails[r].mbps);
+		}
 	}
 }

@@ -427,7 +427,8 @@ void balance_fill(const uint64_t *loads, const uint64_t *weights, uint32_t count
 uint32_t member_of_rollout(const struct plan *plan, uint32_t replica_index, uint32_t rank);
 /* The hosts' numbers by member: the lowest member on it; without places each is on its own. */
 int places_hosts(const struct plan *plan, struct arena *arena, uint32_t *hosts_out);
-/* Speeds of the trainers for dealing; all 1 where one isn't known. */
+/* Speeds of the trainers for dealing, by the rails that they share with rollouts; all 1 where one
+ * isn't known. */
 void places_weights(const struct plan *plan, uint64_t *weights_out);
 void places_digest(const struct plan *plan, struct writer *out);
 

@@ -291,6 +291,9 @@ struct place {
 	char host[64]; /* equal on one host */
 	uint32_t nic_count;
 	uint64_t mbps; /* of all its NICs; 0 unknown: all alike */
+	/* Its NICs one by one; none: they are alike, and reach everybody. */
+	const struct nic_speed *rails; /* borrowed for the plan's life */
+	uint32_t rail_count;
 };
 
 struct plan_input {

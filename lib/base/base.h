@@ -19,6 +19,12 @@
 #define MIN(a, b)     ((a) < (b) ? (a) : (b))
 #define MAX(a, b)     ((a) > (b) ? (a) : (b))
 
+/* How engine, hub and planner speak of a NIC: what it reaches, and how fast. */
+struct nic_speed {
+	uint64_t subnet; /* a digest of its name; 0: it joins processes of one host only */
+	uint64_t mbps;	 /* line rate in Mb/s; 0: unknown */
+};
+
 /* Rounds up to a multiple of align, a power of two. */
 static inline size_t align_up(size_t value, size_t align)
 {
