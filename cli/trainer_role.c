@@ -78,9 +78,12 @@ static int put_json(const struct outcome *outcome)
 		json_put_text(&json, "name", report->nics[i].name);
 		json_put_u64(&json, "peers", report->nics[i].peer_count);
 		json_put_u64(&json, "bytes_sent", report->nics[i].bytes_sent);
+		json_put_bool(&json, "down", report->nics[i].down);
+		json_put_text(&json, "trouble", report->nics[i].trouble);
 		json_end_object(&json);
 	}
 	json_end_array(&json);
+	json_put_text(&json, "nic_trouble", report->nic_trouble);
 	put_replicas(&json, report);
 	json_put_u64(&json, "attempt", report->attempt);
 	json_put_u64(&json, "staging_high_bytes", report->staging_high_bytes);

@@ -130,6 +130,9 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 		};
 		slot->report.nic_count = engine_nics(rollout->engine, slot->report.nics);
 	}
+	if (action->hook == HOOK_RESUME)
+		engine_rails_text(rollout->engine, slot->report.nic_trouble,
+				  sizeof(slot->report.nic_trouble));
 	atomic_store_explicit(&slot->state, SLOT_POSTED, memory_order_release);
 	fd_wake(rollout->step_fd);
 }
@@ -291,6 +294,22 @@ static void member_turn(struct ws_rollout *rollout)
 	}
 }
 
+/* ---------------------------------------------------------------- NICs */
+
+/* What is out of use is said at once; what may come back does so between two attempts. */
+static void rails_turn(struct ws_rollout *rollout)
+{
+	struct member_rails said = {.nic_count = rollout->devices.count};
+	char trouble[MEMBER_TROUBLE_BYTES];
+
+	if (rollout->engine == NULL || rollout->is_over)
+		return;
+	engine_rails_mend(rollout->engine);
+	said.count = engine_rails(rollout->engine, said.rail);
+	engine_rails_text(rollout->engine, trouble, sizeof(trouble));
+	member_say_rails(rollout->member, &said, trouble);
+}
+
 /* ---------------------------------------------------------------- the engine's events */
 
 static const char *nic_name(const struct ws_rollout *rollout, uint32_t nic)
@@ -326,7 +345,11 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 		ws_fail(&why, -EIO, "the credit to %s by NIC '%s' failed (version %llu): %s", name,
 			nic_name(rollout, event->nic), (unsigned long long)rollout->version.version,
 			strerror(-event->status));
-	member_say_failure(rollout->member, FAILURE_OP, rollout->version.attempt, about, &why);
+	/* By my own NIC's fault no peer is dropped. */
+	bool own = event->nic < engine_nic_count(rollout->engine) &&
+		   !engine_nic_is_in_use(rollout->engine, event->nic);
+	member_say_failure(rollout->member, own ? FAILURE_ATTEMPT : FAILURE_OP,
+			   rollout->version.attempt, about, &why);
 }
 
 static void stray_why(const struct ws_rollout *rollout, const struct engine_event *event,
@@ -398,9 +421,11 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 		version_failed(&rollout->version, &why, &actions);
 		break;
 	case ENGINE_NIC_LOST:
-		ws_fail(&why, -EIO, "lost its NIC '%s': %s", nic_name(rollout, event->nic),
-			strerror(-event->status));
-		version_failed(&rollout->version, &why, &actions);
+		/* What has landed isn't touched by it. */
+		why.code = -EIO;
+		engine_rails_text(rollout->engine, why.text, sizeof(why.text));
+		if (rollout->version.state == RANK_READY)
+			version_failed(&rollout->version, &why, &actions);
 		break;
 	}
 	actions_apply(rollout, &actions);
@@ -510,6 +535,7 @@ void *rollout_io_main(void *arg)
 		hook_turn(rollout);
 		member_turn(rollout);
 		engine_turn(rollout);
+		rails_turn(rollout);
 		rollout_wire_step(rollout);
 		describe_turn(rollout);
 		if (atomic_load(&rollout->describe) == DESCRIBE_GRANTED)

@@ -178,14 +178,15 @@ static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct
 		.replica = rollout->replica,
 		.world = rollout->world,
 		.host = rollout->host,
-		.nic_count = rollout->devices.count,
-		.mbps = rollout->devices.mbps,
+		.rails = {.nic_count = rollout->devices.count},
 		.inplace = rollout->inplace,
 		.manifest = rollout->own.manifest,
 		.manifest_bytes = (uint32_t)rollout->own.manifest_bytes,
 		.manifest_digest = manifest_digest(rollout->source.manifest[SIDE_ROLLOUT]),
 		.join_ms = deadline_ms,
 	};
+	options.rails.count = rollout->devices.count;
+	memcpy(options.rails.rail, rollout->devices.rail, sizeof(options.rails.rail));
 	return member_open(&rollout->member, &options, err);
 }
 

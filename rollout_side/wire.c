@@ -51,8 +51,16 @@ static struct place *places_make(struct arena *arena, const struct member_event 
 
 	for (uint32_t i = 0; places != NULL && i < event->roster_count; i++) {
 		snprintf(places[i].host, sizeof(places[i].host), "%s", event->roster[i].host);
-		places[i].nic_count = event->roster[i].nic_count;
-		places[i].mbps = event->roster[i].mbps;
+		const struct member_rails *rails = &event->roster[i].rails;
+		struct nic_speed *copy = arena_array(arena, rails->count, sizeof(*copy));
+		if (copy == NULL)
+			return NULL;
+		for (uint32_t r = 0; r < rails->count; r++) {
+			copy[r] = rails->rail[r];
+			places[i].mbps += rails->rail[r].mbps;
+		}
+		places[i].nic_count = places[i].rail_count = rails->count;
+		places[i].rails = copy;
 	}
 	return places;
 }

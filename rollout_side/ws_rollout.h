@@ -152,9 +152,10 @@ struct ws_rollout_report {
 	uint64_t bytes_from_rollouts;	  /* of them: forwards of other ranks; 0 without fan-out */
 	uint64_t bytes_forwarded;	  /* by this rank to others */
 	uint64_t ready_ns, landed_ns, paused_ns, copy_ns, reload_ns,
-		resumed_ns;		      /* each from the one before;
-					       * copy_ns and reload_ns are inside paused..live */
-	uint64_t ring_bytes;		      /* of the receive staging ring in use */
+		resumed_ns;    /* each from the one before;
+				* copy_ns and reload_ns are inside paused..live */
+	uint64_t ring_bytes;   /* of the receive staging ring in use */
+	char nic_trouble[256]; /* this rank's NICs that aren't in use and why; empty: all are */
 	uint32_t counter_count, digest_count; /* thresholds reached; wire digests compared */
 	uint64_t param_digest; /* xor over params of xxh3(bytes, seed: name); 0 unless asked */
 	uint32_t nic_count;

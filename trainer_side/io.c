@@ -83,6 +83,22 @@ static void member_turn(struct ws_trainer *trainer)
 	}
 }
 
+/* ---------------------------------------------------------------- NICs */
+
+/* What is out of use is said at once; what may come back does so between two attempts. */
+static void rails_turn(struct ws_trainer *trainer)
+{
+	struct member_rails said = {.nic_count = trainer->devices.count};
+	char trouble[MEMBER_TROUBLE_BYTES];
+
+	if (trainer->engine == NULL || trainer->is_over)
+		return;
+	engine_rails_mend(trainer->engine);
+	said.count = engine_rails(trainer->engine, said.rail);
+	engine_rails_text(trainer->engine, trouble, sizeof(trouble));
+	member_say_rails(trainer->member, &said, trouble);
+}
+
 /* ---------------------------------------------------------------- the engine's events */
 
 /* Which of my sends to a peer has this op id there; UINT32_MAX: none. */
@@ -136,7 +152,11 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 			: plan_bucket_name(trainer->source.plan, wire->send_bucket[send]),
 		(unsigned long long)push->version, trainer_wire_member_name(trainer, about, name),
 		nic_name(trainer, event->nic), strerror(-event->status));
-	member_say_failure(trainer->member, FAILURE_OP, push->attempt, about, &why);
+	/* By my own NIC's fault no peer is dropped. */
+	bool own = event->nic < engine_nic_count(trainer->engine) &&
+		   !engine_nic_is_in_use(trainer->engine, event->nic);
+	member_say_failure(trainer->member, own ? FAILURE_ATTEMPT : FAILURE_OP, push->attempt,
+			   about, &why);
 	/* The bytes had landed, but this send is never done otherwise. */
 	if (push->over_heard && !push->sent)
 		trainer_wire_shut(trainer);
@@ -167,9 +187,11 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 		attempt_fail(trainer, &why);
 		break;
 	case ENGINE_NIC_LOST:
-		ws_fail(&why, -EIO, "lost its NIC '%s': %s", nic_name(trainer, event->nic),
-			strerror(-event->status));
-		attempt_fail(trainer, &why);
+		/* What was sent isn't touched by it. */
+		why.code = -EIO;
+		engine_rails_text(trainer->engine, why.text, sizeof(why.text));
+		if (!trainer->push.sent)
+			attempt_fail(trainer, &why);
 		break;
 	case ENGINE_RECEIVE_DONE:
 	case ENGINE_DIGEST_WRONG:
@@ -215,6 +237,7 @@ void *trainer_io_main(void *arg)
 	while (!atomic_load(&trainer->stop)) {
 		member_turn(trainer);
 		engine_turn(trainer);
+		rails_turn(trainer);
 		trainer_wire_step(trainer);
 		push_request(trainer);
 		push_step(trainer);

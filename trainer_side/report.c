@@ -83,6 +83,8 @@ void report_end(struct ws_trainer *trainer)
 	memcpy(filled.replicas, report->replicas, sizeof(filled.replicas));
 	*report = filled;
 	report_nics(trainer, report);
+	snprintf(report->nic_trouble, sizeof(report->nic_trouble), "%s",
+		 member_trouble(trainer->member));
 	if (push->landed_ns != 0 && wire->replica_count > 0)
 		snprintf(report->slowest_peer, sizeof(report->slowest_peer), "replica %u",
 			 push->last_landed);

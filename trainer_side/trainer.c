@@ -254,13 +254,14 @@ static int member_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct
 		.rank = trainer->rank,
 		.world = trainer->world,
 		.host = host,
-		.nic_count = trainer->devices.count,
-		.mbps = trainer->devices.mbps,
+		.rails = {.nic_count = trainer->devices.count},
 		.manifest = trainer->manifest,
 		.manifest_bytes = (uint32_t)trainer->manifest_bytes,
 		.manifest_digest = manifest_digest(trainer->source.manifest[SIDE_TRAINER]),
 		.join_ms = deadline_ms,
 	};
+	options.rails.count = trainer->devices.count;
+	memcpy(options.rails.rail, trainer->devices.rail, sizeof(options.rails.rail));
 	return member_open(&trainer->member, &options, err);
 }
 

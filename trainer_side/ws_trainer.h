@@ -84,6 +84,9 @@ struct ws_report {
 		reload_ns; /* all replicas: landed to paused; paused to live and resumed */
 	uint32_t nic_count;
 	struct ws_nic nics[WS_NICS_MAX];
+	/* Whose NICs aren't in use and why, of any member: "rollout 0.1: NIC 'rxe2 port 1' is down:
+	 * port 1 is down; running on 1 of 2 NICs".  Empty: all are. */
+	char nic_trouble[256];
 	char slowest_peer[64];	/* the replica that landed last */
 	uint32_t replica_count; /* entries in replicas, at most WS_REPORT_REPLICAS_MAX */
 	struct ws_replica_report replicas[WS_REPORT_REPLICAS_MAX];

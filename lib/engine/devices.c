@@ -77,7 +77,7 @@ int devices_find(struct devices *devices, const char *transport, const char *pro
 		struct nic *nic;
 		rc = nic_open(&nic, devices->device[i].transport, devices->device[i].name, err);
 		if (rc == 0) {
-			devices->mbps += nic->mbps;
+			devices->rail[i] = engine_rail_of(nic);
 			nic_close(nic);
 		}
 	}

@@ -13,7 +13,7 @@ struct devices {
 	char text[NICS_MAX][NIC_NAME_MAX];
 	struct device device[NICS_MAX]; /* into the two above: what engine_options wants */
 	uint32_t count;
-	uint64_t mbps; /* of all together; 0: unknown */
+	struct nic_speed rail[NICS_MAX]; /* by device */
 };
 
 /*

@@ -54,17 +54,32 @@ static int options_check(const struct engine_options *options, struct ws_error *
 	return 0;
 }
 
+static void nic_free(struct engine_nic *nic)
+{
+	nic_close(nic->nic);
+	mem_free(nic->transport);
+	mem_free(nic->device);
+}
+
 static int nics_open(struct engine *engine, const struct engine_options *options,
 		     struct ws_error *err)
 {
 	for (uint32_t i = 0; i < options->device_count; i++) {
 		const struct device *device = &options->devices[i];
+		struct engine_nic *made = &engine->nics[i];
 		struct nic *nic;
 		int rc = nic_open(&nic, device->transport, device->name, err);
 		if (rc != 0)
 			return ws_fail_in(err, rc, "cannot open NIC '%s:%s'", device->transport,
 					  device->name);
-		engine->nics[engine->nic_count++].nic = nic;
+		engine->nic_count++;
+		*made = (struct engine_nic){.nic = nic,
+					    .transport = mem_copy_text(device->transport),
+					    .device = mem_copy_text(device->name),
+					    .out = nic->down,
+					    .since_ns = clock_ns()};
+		if (made->transport == NULL || made->device == NULL)
+			return ws_fail(err, -ENOMEM, "no memory for the name of '%s'", nic->name);
 		if (options->op_bytes > nic->op_bytes_max)
 			return ws_fail(
 				err, -ENOSPC,
@@ -110,7 +125,7 @@ void engine_close(struct engine *engine)
 		return;
 	stage_thread_close(engine);
 	for (uint32_t i = 0; i < engine->nic_count; i++)
-		nic_close(engine->nics[i].nic);
+		nic_free(&engine->nics[i]);
 	program_release(engine);
 	for (uint32_t i = 0; i < engine->peer_count; i++)
 		peer_free(engine->peers[i]);
@@ -144,15 +159,14 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 		const struct nic *nic = engine_nic(engine, i);
 		struct ws_nic *out = &nics_out[i];
 		*out = (struct ws_nic){.bytes_sent = engine->nics[i].bytes_sent,
-				       .down = nic->down || engine->nics[i].lost};
+				       .down = engine->nics[i].out};
 		snprintf(out->transport, sizeof(out->transport), "%s", nic->transport->name);
 		snprintf(out->name, sizeof(out->name), "%s", nic->name);
-		snprintf(out->trouble, sizeof(out->trouble), "%s",
-			 nic->trouble[0] != '\0' || engine->nics[i].lost ||
-					 nic_reaches_all(engine, i)
-				 ? nic->trouble
-				 : "can't reach all memory that was given, so nobody is joined "
-				   "over it");
+		const char *trouble = rail_trouble(engine, i);
+		if (trouble[0] == '\0' && !engine->nics[i].out && !nic_reaches_all(engine, i))
+			trouble = "can't reach all memory that was given, so nobody is joined over "
+				  "it";
+		snprintf(out->trouble, sizeof(out->trouble), "%.159s", trouble);
 		for (uint32_t p = 0; p < engine->peer_count; p++)
 			out->peer_count += engine->peers[p]->rails[i].paired ? 1 : 0;
 	}
@@ -173,7 +187,7 @@ static void event_take(struct engine *engine, uint32_t nic, const struct event *
 			program_arrived(engine, nic, event);
 		break;
 	case EVENT_NIC:
-		break;
+		break; /* nic_poll has looked */
 	}
 }
 
@@ -186,7 +200,9 @@ static void nic_poll(struct engine *engine, uint32_t index)
 			return;
 		int count = nic->nic->transport->poll(nic->nic, events, POLL_BATCH);
 		if (count < 0)
-			post_nic_lost(engine, index, count);
+			rail_out(engine, index, true, count);
+		else if (nic->nic->down) /* before its ops are reported, which fail for that */
+			rail_out(engine, index, false, -ENETDOWN);
 		for (int k = 0; k < count; k++)
 			event_take(engine, index, &events[k]);
 		engine->moved |= count != 0;

@@ -64,6 +64,21 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 /* Stops the thread, closes all.  Without a fence: only for the end of the process or after one. */
 void engine_close(struct engine *engine);
 
+/* ---- rails.c: NICs that go out of use (lost, or their port is down) and come back. */
+struct nic_speed engine_rail_of(const struct nic *nic);
+/* Those in use, in order; returns how many. */
+uint32_t engine_rails(const struct engine *engine, struct nic_speed rails_out[NICS_MAX]);
+/* "NIC 'rxe2 port 1' is down: port 1 is down; running on 1 of 2 NICs"; empty when all are in use.
+ */
+void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes);
+bool engine_nic_is_in_use(const struct engine *engine, uint32_t index);
+/*
+ * Takes NICs into use again: one whose port has been up for a while, and a lost one that could be
+ * opened and registered anew, which is tried now and then.  The next peers have rails over them.
+ * Cheap where nothing is due, else as slow as opening a NIC; not in an attempt.
+ */
+void engine_rails_mend(struct engine *engine);
+
 uint32_t engine_nic_count(const struct engine *engine);
 const struct nic *engine_nic(const struct engine *engine, uint32_t index);
 /* In the present attempt, or the last one. */
@@ -210,7 +225,8 @@ enum engine_event_kind {
 	ENGINE_OP_FAILED,  /* a FAILED op: peer, nic, status, op id at the receiver */
 	ENGINE_STRAY,	   /* an immediate of another attempt, repeated, or unknown */
 	ENGINE_DIGEST_WRONG, /* receive index, got, want */
-	ENGINE_NIC_LOST	     /* nic, status */
+	ENGINE_NIC_LOST	     /* nic, status: lost, or down (-ENETDOWN), and some peer was to be
+			      * reached over it; nothing more is posted to it */
 };
 
 enum stray_kind { STRAY_STALE, STRAY_DUPLICATE, STRAY_UNKNOWN, STRAY_NO_ATTEMPT };

@@ -7,6 +7,7 @@
  *   engine.c   open, close, step, wait           program.c  one attempt's sends and receives
  *   region.c   memory on every NIC               post.c     ops in flight, dealt over rails
  *   peer.c     connections, rails                fence.c    the end of a wiring
+ *   rails.c    the life of a NIC
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
  *   stage.c    the thread that gathers, hashes and scatters
  */
@@ -186,6 +187,19 @@ struct engine_peer {
 	struct rail rails[NICS_MAX];
 };
 
+/* ------------------------------------------------------------------------- rails.c */
+/* It is lost (poll or post said status), or else down: the side is told. */
+void rail_out(struct engine *engine, uint32_t nic, bool lost, int status);
+/* A NIC that some peer is to be reached over and that isn't in use; NONE. */
+uint32_t rail_out_of_use(const struct engine *engine);
+/* The last thing that went wrong with it; empty: nothing. */
+const char *rail_trouble(const struct engine *engine, uint32_t nic);
+/* Closes a lost NIC, with all that it had. */
+void rail_give_up(struct engine *engine, uint32_t nic);
+
+/* Every region on a NIC that was opened anew; its place in regions, when it is gone. */
+int regions_register(struct engine *engine, uint32_t nic, struct ws_error *err);
+void regions_forget(struct engine *engine, uint32_t nic);
 int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err);
 void region_free_all(struct engine *engine); /* after all NICs are closed */
 /* NULL for none or a hole. */
@@ -214,10 +228,16 @@ struct op_slot {
 };
 
 struct engine_nic {
-	struct nic *nic; /* owned; NULL: lost, and closed by a fence */
-	struct nic was;	 /* what it said of itself, when it is closed */
-	bool lost;	 /* for good; nothing is posted, polled or connected over it */
-	uint32_t limit;	 /* ops in flight */
+	char *transport, *device; /* owned; to open it again */
+	struct nic *nic;	  /* owned; NULL: lost, and closed */
+	struct nic was;		  /* what it said of itself, when it is closed */
+	bool out;		  /* not in use: nothing is posted or connected over it */
+	bool lost;		  /* and for that: nothing is polled either */
+	uint32_t doublings;	  /* of wait_ns, when it goes out the next time */
+	uint64_t since_ns;	  /* in use, or out, or down, or that it was last tried to open */
+	uint64_t wait_ns;	  /* from then on, until it comes back */
+	struct ws_error why;	  /* why it can't be opened */
+	uint32_t limit;		  /* ops in flight */
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
 	uint64_t bytes_sent; /* in the attempt */
@@ -242,7 +262,6 @@ int post_op(struct engine *engine, const struct post *post);
 bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out);
 /* Releases what a closed rail (all of the NIC's where peer is NULL) never reported. */
 void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer);
-void post_nic_lost(struct engine *engine, uint32_t nic, int status);
 bool post_has_room(const struct engine *engine); /* some NIC may take one more */
 
 /* ------------------------------------------------------------------------ program.c */

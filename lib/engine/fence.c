@@ -25,25 +25,6 @@ static int rail_close(struct engine *engine, struct engine_peer *peer, uint32_t 
 	return 0;
 }
 
-/* A lost NIC reports nothing more: what it still had ends with it. */
-static void nic_give_up(struct engine *engine, uint32_t index)
-{
-	struct engine_nic *nic = &engine->nics[index];
-	if (!nic->lost || nic->nic == NULL)
-		return;
-	nic->was = *nic->nic;
-	nic_close(nic->nic);
-	nic->nic = NULL;
-	post_forget(engine, index, NULL);
-	for (uint32_t p = 0; p < engine->peer_count; p++) {
-		engine->peers[p]->rails[index].peer = NULL;
-		engine->peers[p]->rails[index].paired = false;
-	}
-	for (uint32_t r = 0; r < engine->region_count; r++)
-		if (engine->regions[r] != NULL)
-			engine->regions[r]->mrs[index] = (struct mr){0};
-}
-
 static void nic_drain(struct engine *engine, uint32_t index)
 {
 	struct engine_nic *nic = &engine->nics[index];
@@ -71,7 +52,7 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	engine_end(engine);
 	engine->fencing = true;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
-		nic_give_up(engine, i);
+		rail_give_up(engine, i);
 	for (uint32_t p = 0; p < engine->peer_count; p++) {
 		struct engine_peer *peer = engine->peers[p];
 		for (uint32_t i = 0; i < engine->nic_count; i++) {

@@ -112,7 +112,8 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 	write_u32(address_out, peer->ordinal);
 	write_u32(address_out, engine->nic_count);
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		struct nic *nic = nic_reaches_all(engine, i) ? engine->nics[i].nic : NULL;
+		bool usable = !engine->nics[i].out && nic_reaches_all(engine, i);
+		struct nic *nic = usable ? engine->nics[i].nic : NULL;
 		struct address address = {0};
 		if (nic != NULL) {
 			rc = nic->transport->peer_open(nic, &peer->rails[i].peer, &address, err);

@@ -40,8 +40,8 @@ bool post_has_room(const struct engine *engine)
 {
 	bool live = false;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		live |= !engine->nics[i].lost;
-		if (!engine->nics[i].lost && engine->nics[i].in_flight < engine->nics[i].limit)
+		live |= !engine->nics[i].out;
+		if (!engine->nics[i].out && engine->nics[i].in_flight < engine->nics[i].limit)
 			return true;
 	}
 	return !live; /* post_op is to say that there is none */
@@ -97,7 +97,7 @@ static uint32_t rail_deal(const struct engine *engine, const struct engine_peer 
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		const struct rail *rail = &peer->rails[i];
 		const struct engine_nic *nic = &engine->nics[i];
-		if (!rail->paired || nic->lost)
+		if (!rail->paired || nic->out)
 			continue;
 		*any_out = true;
 		if (nic->in_flight >= nic->limit || rail->in_flight >= engine->rail_limit ||
@@ -168,7 +168,7 @@ int post_op(struct engine *engine, const struct post *post)
 		rail->refused_step = engine->step;
 		engine->refused = true;
 		if (taken < 0)
-			post_nic_lost(engine, index, taken);
+			rail_out(engine, index, true, taken);
 	}
 	return 0;
 }
@@ -196,13 +196,4 @@ void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *
 			program_block_free(engine, slot->block);
 		slot_give_back(engine, slot);
 	}
-}
-
-void post_nic_lost(struct engine *engine, uint32_t nic, int status)
-{
-	if (engine->nics[nic].lost)
-		return;
-	engine->nics[nic].lost = true;
-	engine_emit(engine,
-		    &(struct engine_event){.kind = ENGINE_NIC_LOST, .nic = nic, .status = status});
 }

@@ -459,6 +459,10 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 			       engine->imm.armed ? "another one hasn't ended"
 			       : engine->fencing ? "a fence hasn't ended"
 						 : "no program was set since the last wiring");
+	uint32_t out = rail_out_of_use(engine);
+	if (out != NONE)
+		return ws_fail(err, -EIO, "NIC '%s' has gone out of use since the wiring",
+			       engine_nic(engine, out)->name);
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		engine->nics[i].bytes_sent = 0;
 	uint64_t high = engine->blocks_used * engine->op_bytes;

@@ -27,6 +27,13 @@ static void region_dereg(struct engine *engine, struct region *region)
 	region->memory = (struct ws_memory){0};
 }
 
+void regions_forget(struct engine *engine, uint32_t index)
+{
+	for (uint32_t i = 0; i < engine->region_count; i++)
+		if (engine->regions[i] != NULL)
+			engine->regions[i]->mrs[index] = (struct mr){0};
+}
+
 bool nic_reaches_all(const struct engine *engine, uint32_t nic)
 {
 	if (engine->nics[nic].lost)
@@ -72,6 +79,26 @@ static int region_reg(struct engine *engine, struct region *region, const struct
 		return rc;
 	}
 	region->memory = *memory;
+	return 0;
+}
+
+int regions_register(struct engine *engine, uint32_t index, struct ws_error *err)
+{
+	struct nic *nic = engine->nics[index].nic;
+	for (uint32_t i = 0; i < engine->region_count; i++) {
+		struct region *region = region_find(engine, i);
+		int rc = region == NULL ? 0
+					: nic->transport->reg(nic, &region->memory,
+							      &region->mrs[index], err);
+		if (rc != 0)
+			region->mrs[index] = (struct mr){0};
+		/* As at first: it isn't joined with anybody then. */
+		if (rc != 0 && rc != -ENOTSUP) {
+			size_t bytes = region->memory.bytes;
+			regions_forget(engine, index);
+			return ws_fail_in(err, rc, "cannot register %zu bytes again", bytes);
+		}
+	}
 	return 0;
 }
 

@@ -63,7 +63,7 @@ void failure_hear(struct progress *progress, uint32_t number)
 		 * member. */
 		if (progress->wired || up->generation != progress->generation)
 			return;
-		if (progress->attempt == 0 && progress->attempt_heard == 0)
+		if (!progress->wired_once && progress->attempt_heard == 0)
 			progress_end(progress, &why);
 		replica_put_off(progress, number);
 		seat_lose(progress, number, &why);

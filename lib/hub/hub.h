@@ -88,6 +88,12 @@ int hub_failed(struct hub *hub, struct ws_error *err);
  */
 struct member;
 
+/* The NICs of a member that are in use, in order, and how many it has. */
+struct member_rails {
+	uint32_t count, nic_count;
+	struct nic_speed rail[MEMBER_NICS_MAX];
+};
+
 /* One line of the roster.  Index in the roster: trainers 0..T-1, then the replicas in ascending
  * order, each by rank: the planner's member index. */
 struct roster_member {
@@ -97,9 +103,8 @@ struct roster_member {
 	uint64_t id;	  /* the frames' member number: role, replica and rank packed */
 	uint64_t incarnation;
 	char host[64];
-	uint32_t nic_count;
-	uint64_t mbps; /* of all its NICs */
 	bool inplace;
+	struct member_rails rails; /* as they were when the generation was made */
 };
 
 struct member_options {
@@ -107,10 +112,9 @@ struct member_options {
 	const struct run_key *key;
 	enum member_role role;
 	uint32_t rank, replica;
-	uint32_t world;	  /* trainers, or ranks of a replica: must equal the hub's */
-	const char *host; /* equal on one host: hostname and boot id */
-	uint32_t nic_count;
-	uint64_t mbps;
+	uint32_t world;		   /* trainers, or ranks of a replica: must equal the hub's */
+	const char *host;	   /* equal on one host: hostname and boot id */
+	struct member_rails rails; /* said at first */
 	bool inplace;
 	const void *manifest; /* JSON text of my side; borrowed until close */
 	uint32_t manifest_bytes;
@@ -183,6 +187,11 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
  * called; received bytes. */
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
+/* The NICs in use now; trouble names those that aren't and why ("NIC 'rxe2 port 1' is down: ..."),
+ * empty: none.  In beats.  Others than the roster has: the hub wires anew between two attempts.
+ * Where a member with NICs has none in use, a trainer's pushes wait, a rollout's replica is out. */
+#define MEMBER_TROUBLE_BYTES 256
+void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble);
 /* Rollouts: how many of the bytes received came from other rollouts.  In beats. */
 void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts);
 /* Rollouts: what this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline;
@@ -208,8 +217,8 @@ enum failure_kind {
 	FAILURE_POISONED, /* after commit: my replica is stopped, dropped and named */
 	FAILURE_PLAN	  /* the inputs can't be planned: ends the run */
 };
-/* Kept until the hub acknowledged it.  attempt 0: while wiring (the first wiring then ends the run,
- * a later one goes on without me).  about: index in the roster, or UINT32_MAX. */
+/* Kept until the hub acknowledged it.  attempt 0: while wiring (before any was done it then ends
+ * the run, a later one goes on without me).  about: index in the roster, or UINT32_MAX. */
 void member_say_failure(struct member *member, enum failure_kind kind, uint64_t attempt,
 			uint32_t about, const struct ws_error *error);
 /* After DROPPED: joins again as a new incarnation, with state IDLE; a roster follows. */
@@ -242,6 +251,8 @@ uint32_t member_replicas(const struct member *member, struct replica_view *views
 /* Trainers: the sums over the rollout ranks whose last check was of this version. */
 void member_verified(const struct member *member, uint64_t version, uint32_t *ranks_out,
 		     uint64_t *bytes_out, uint64_t *different_out);
+/* Trainers: whose NICs are out of use and why, "trainer 0: NIC ..."; empty: nobody's. */
+const char *member_trouble(const struct member *member);
 /* Whether that attempt is over; err says why it was aborted, or that fewer than min_replicas went
  * live (code 0: neither).  For an attempt that isn't over, or hasn't begun (UINT64_MAX), err says
  * what the hub is waiting for (-EAGAIN; 0: nothing). */

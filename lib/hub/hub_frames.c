@@ -151,8 +151,6 @@ void join_encode(const struct join *join, struct writer *out)
 	write_u32(out, join->replica);
 	write_u32(out, join->world);
 	write_text(out, join->host);
-	write_u32(out, join->nic_count);
-	write_u64(out, join->mbps);
 	write_u8(out, join->inplace);
 	write_u64(out, join->manifest_digest);
 	write_u64(out, join->history);
@@ -175,18 +173,39 @@ int join_decode(struct join *join_out, const void *bytes, size_t count, struct w
 	join_out->replica = read_u32(&in);
 	join_out->world = read_u32(&in);
 	read_text(&in, join_out->host, sizeof(join_out->host));
-	join_out->nic_count = read_u32(&in);
-	join_out->mbps = read_u64(&in);
 	join_out->inplace = read_bool(&in);
 	join_out->manifest_digest = read_u64(&in);
 	join_out->history = read_u64(&in);
 	join_out->admitted = read_bool(&in);
 	if (read_bool(&in))
 		join_out->manifest = read_blob(&in, MANIFEST_BYTES_MAX, &join_out->manifest_bytes);
-	if (join_out->role == 0 || join_out->nic_count > MEMBER_NICS_MAX ||
-	    join_out->rank >= HUB_MEMBERS_MAX || join_out->replica > 0xffffffu)
+	if (join_out->role == 0 || join_out->rank >= HUB_MEMBERS_MAX ||
+	    join_out->replica > 0xffffffu)
 		in.failed = true;
 	return decode_end(&in, "join", err);
+}
+
+static void rails_encode(const struct member_rails *rails, struct writer *out)
+{
+	write_u8(out, (uint8_t)rails->nic_count);
+	write_u8(out, (uint8_t)rails->count);
+	for (uint32_t i = 0; i < rails->count; i++) {
+		write_u64(out, rails->rail[i].subnet);
+		write_u64(out, rails->rail[i].mbps);
+	}
+}
+
+static void rails_decode(struct member_rails *rails, struct reader *in)
+{
+	*rails = (struct member_rails){.nic_count = read_u8(in)};
+	uint8_t count = read_u8(in);
+	if (rails->nic_count > MEMBER_NICS_MAX || count > rails->nic_count)
+		in->failed = true;
+	for (uint32_t i = 0; i < count && !in->failed; i++) {
+		rails->rail[i].subnet = read_u64(in);
+		rails->rail[i].mbps = read_u64(in);
+		rails->count = i + 1;
+	}
 }
 
 void beat_up_encode(const struct beat_up *beat, struct writer *out)
@@ -220,6 +239,8 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 	write_u8(out, (uint8_t)beat->state);
 	write_u8(out, beat->describes);
 	write_text(out, beat->waits);
+	rails_encode(&beat->rails, out);
+	write_text(out, beat->trouble);
 	if (beat->failure_serial == 0)
 		return;
 	write_u64(out, beat->failure_attempt);
@@ -265,6 +286,8 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 	beat.state = (enum rank_state)read_enum(&in, RANK_BAD);
 	beat.describes = read_bool(&in);
 	read_text(&in, beat.waits, sizeof(beat.waits));
+	rails_decode(&beat.rails, &in);
+	read_text(&in, beat.trouble, sizeof(beat.trouble));
 	if (beat.failure_serial != 0) {
 		beat.failure_attempt = read_u64(&in);
 		beat.failure_about = read_u64(&in);
@@ -325,6 +348,7 @@ void beat_down_encode(const struct beat_down *beat, struct writer *out)
 	write_error(out, &beat->attempt_error);
 	write_error(out, &beat->waits);
 	write_error(out, &beat->word_error);
+	write_text(out, beat->trouble);
 	write_u8(out, beat->has_views);
 	if (!beat->has_views)
 		return;
@@ -363,6 +387,7 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	read_error(&in, &beat.attempt_error);
 	read_error(&in, &beat.waits);
 	read_error(&in, &beat.word_error);
+	read_text(&in, beat.trouble, sizeof(beat.trouble));
 	beat.has_views = read_bool(&in);
 	if (beat.has_views)
 		beat.view_count = read_count(&in, 47, beat.view_room);
@@ -392,9 +417,8 @@ void roster_encode(const struct roster *roster, struct writer *out)
 		write_u64(out, member->id);
 		write_u64(out, member->incarnation);
 		write_text(out, member->host);
-		write_u32(out, member->nic_count);
-		write_u64(out, member->mbps);
 		write_u8(out, member->inplace);
+		rails_encode(&member->rails, out);
 	}
 	write_u32(out, roster->replica_count);
 	for (uint32_t i = 0; i < roster->replica_count; i++)
@@ -413,9 +437,8 @@ static void roster_member_decode(struct roster_member *member, struct reader *in
 	member->id = read_u64(in);
 	member->incarnation = read_u64(in);
 	read_text(in, member->host, sizeof(member->host));
-	member->nic_count = read_u32(in);
-	member->mbps = read_u64(in);
 	member->inplace = read_bool(in);
+	rails_decode(&member->rails, in);
 	member->role = member_id_role(member->id);
 	member->rank = member_id_rank(member->id);
 	member->replica = member_id_replica(member->id);
@@ -428,7 +451,7 @@ int roster_decode(struct roster *roster_out, struct arena *arena, const void *by
 {
 	struct reader in = reader_make(bytes, count);
 	struct roster roster = {.generation = read_u64(&in), .trainer_count = read_u32(&in)};
-	roster.member_count = read_count(&in, 33, HUB_MEMBERS_MAX);
+	roster.member_count = read_count(&in, 23, HUB_MEMBERS_MAX);
 	struct roster_member *members = arena_array(arena, roster.member_count, sizeof(*members));
 	if (members == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a roster of %u", roster.member_count);

@@ -9,9 +9,13 @@
 #ifndef HUB_FRAMES_H
 #define HUB_FRAMES_H
 
+#include <string.h>
+
 #include "lib/hub/hub.h"
 
-#define HUB_PROTOCOL	     2
+_Static_assert(sizeof(struct member_rails) == 8 + 16 * MEMBER_NICS_MAX, "it has no padding");
+
+#define HUB_PROTOCOL	     3
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
 #define RULES_BYTES_MAX	     (1u << 20)
 #define READY_BODY_BYTES_MAX (4u << 20)
@@ -69,8 +73,6 @@ struct join {
 	enum member_role role;
 	uint32_t rank, replica, world;
 	char host[64];
-	uint32_t nic_count;
-	uint64_t mbps;
 	bool inplace;
 	uint64_t manifest_digest;
 	uint64_t history;     /* of the manifests it described before, a hash; 0: none */
@@ -78,6 +80,11 @@ struct join {
 	const void *manifest; /* borrowed; NULL when the text isn't included */
 	uint32_t manifest_bytes;
 };
+
+static inline bool rails_same(const struct member_rails *a, const struct member_rails *b)
+{
+	return memcmp(a, b, sizeof(*a)) == 0;
+}
 
 void join_encode(const struct join *join, struct writer *out);
 int join_decode(struct join *join_out, const void *bytes, size_t count, struct ws_error *err);
@@ -94,7 +101,9 @@ struct beat_up {
 	uint64_t want, want_attempt; /* version; the attempt it was spent on, 0: none yet */
 	uint64_t joined, sent;	     /* attempts */
 	uint64_t bytes;		     /* sent, or received */
-	uint64_t from_rollouts;	     /* of those received: what other rollouts forwarded */
+	struct member_rails rails;
+	char trouble[MEMBER_TROUBLE_BYTES]; /* of the NICs that aren't in use; or empty */
+	uint64_t from_rollouts;		    /* of those received: what other rollouts forwarded */
 	uint64_t ready_attempt;
 	uint32_t
 		ready_count; /* rollouts in my roster; bit i: its READY for ready_attempt is here */
@@ -142,7 +151,8 @@ struct beat_down {
 	enum replica_word word;
 	uint64_t word_attempt;
 	struct ws_error word_error;
-	bool next_gone; /* rollouts: of the replica behind mine in a chain */
+	char trouble[MEMBER_TROUBLE_BYTES]; /* trainers: whose NICs are out of use; or empty */
+	bool next_gone;			    /* rollouts: of the replica behind mine in a chain */
 	uint64_t view_serial;
 	bool has_views;
 	uint32_t view_count, view_room; /* room: of the caller's array, before decoding */

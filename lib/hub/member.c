@@ -50,6 +50,7 @@ int member_open(struct member **member_out, const struct member_options *options
 	member->out = (struct writer)WRITER_INIT(LINK_BODY_BYTES_MAX);
 	member->opened_ns = member->heard_ns = member->stepped_ns = clock_ns();
 	member->down.lost_ms = LOST_MS_FIRST;
+	member->up.rails = options->rails;
 	int rc = 0;
 	if (options->manifest_bytes > MANIFEST_BYTES_MAX || options->manifest_bytes == 0)
 		rc = ws_fail(err, -EINVAL, "a manifest of %u bytes can't be sent: at most %u",
@@ -339,6 +340,11 @@ void member_verified(const struct member *member, uint64_t version, uint32_t *ra
 		*bytes_out = down->verified[i].bytes;
 		*different_out = down->verified[i].different;
 	}
+}
+
+const char *member_trouble(const struct member *member)
+{
+	return member->down.trouble;
 }
 
 bool member_attempt_over(const struct member *member, uint64_t attempt, struct ws_error *err)

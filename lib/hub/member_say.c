@@ -41,8 +41,6 @@ static void join_send(struct member *member)
 			    .rank = options->rank,
 			    .replica = options->role == ROLE_ROLLOUT ? options->replica : 0,
 			    .world = options->world,
-			    .nic_count = options->nic_count,
-			    .mbps = options->mbps,
 			    .inplace = options->inplace,
 			    .manifest_digest = options->manifest_digest,
 			    .history = member->history,
@@ -191,6 +189,16 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 	up->live_version = live_version;
 	up->bytes = bytes_received;
 	member->last_step_ns = last_step_ns;
+}
+
+void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble)
+{
+	struct beat_up *up = &member->up;
+	if (memcmp(&up->rails, rails, sizeof(*rails)) == 0 && strcmp(up->trouble, trouble) == 0)
+		return;
+	up->rails = *rails;
+	snprintf(up->trouble, sizeof(up->trouble), "%s", trouble);
+	member->dirty = true;
 }
 
 void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts)

@@ -45,7 +45,8 @@ bool replica_is_joinable(const struct progress *progress, uint32_t index)
 		return false;
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
 		const struct seat *seat = replica_rank(progress, index, rank);
-		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat_is_calm(seat))
+		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat_is_calm(seat) ||
+		    rails_are_gone(seat))
 			return false;
 	}
 	return true;

@@ -6,6 +6,7 @@
  *   roster.c    who is there: joins, losses, wiring generations
  *   progress.c  attempts: begin .. resume, abort, drop, in doubt; one word per replica
  *   failure.c   failures that are said, ranks that are poisoned, deadlines
+ *   rails.c     NICs that go out of use and come back
  *   forward.c   rollouts that write to rollouts
  *   describe.c  replicas that come back with another manifest
  *   say.c       what a member is told: beat_down, roster, sentences
@@ -35,8 +36,9 @@ struct seat {
 	bool left;		 /* said goodbye */
 	uint32_t roster_index;	 /* in the present roster; valid while roster[roster_index] is this
 				    seat */
-	struct join info;	 /* manifest is NULL */
-	struct beat_up up;	 /* last heard (hs, hsa) */
+	struct member_rails rails; /* as in the present roster; valid like roster_index */
+	struct join info;	   /* manifest is NULL */
+	struct beat_up up;	   /* last heard (hs, hsa) */
 };
 
 struct replica {
@@ -79,6 +81,7 @@ struct progress {
 	uint64_t generation, wiring_ns;
 	uint64_t generation_heard;    /* a former hub's: mine are above */
 	bool rewire, quiet, wired;    /* quiet, wired: every member of the generation said so */
+	bool wired_once;	      /* some generation was */
 	uint32_t *roster;	      /* owned; seat numbers in roster order */
 	uint64_t *roster_incarnation; /* owned */
 	uint32_t *roster_replicas;    /* owned; ascending ids */
@@ -137,6 +140,18 @@ void progress_roster_member(const struct progress *progress, uint32_t index,
 uint32_t progress_roster_index(const struct progress *progress, uint32_t seat);
 /* Who is missing, or what is waited for; -EAGAIN, or 0 with an empty text. */
 int progress_waits_for(const struct progress *progress, struct ws_error *err);
+
+/* ---- rails.c */
+/* Whether a member has NICs, but none of them is in use. */
+bool rails_are_gone(const struct seat *seat);
+/* The roster's rails aren't those that members have now: a new wiring, and without replicas that
+ * have none. */
+void rails_tick(struct progress *progress);
+/* Which trainer's (or also rollout's) NICs are all gone; false: nobody's. */
+bool rails_wait_for(const struct progress *progress, bool replicas, struct ws_error *err);
+
+/* Whose NICs are out of use and why: "trainer 0 (and 2 others): NIC ..."; empty: nobody's. */
+void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE_BYTES]);
 
 /* ---- forward.c */
 /* Which rollouts write to this one: so many seats from *first_out on, itself perhaps among them. */

@@ -201,8 +201,9 @@ bool progress_hear(struct progress *progress, uint64_t id, uint64_t incarnation,
 		seat->moved_ns = progress->now_ns;
 	if (stepped)
 		progress->view_serial++;
-	if (stepped || seat->up.want != beat->want || seat->up.wired != beat->wired ||
-	    seat->up.quiet != beat->quiet || seat->up.generation != beat->generation)
+	if (stepped || !rails_same(&seat->up.rails, &beat->rails) || seat->up.want != beat->want ||
+	    seat->up.wired != beat->wired || seat->up.quiet != beat->quiet ||
+	    seat->up.generation != beat->generation)
 		progress->changed = true;
 	seat->heard = true;
 	seat->up = *beat;
@@ -326,6 +327,8 @@ static void roster_set(struct progress *progress)
 	for (uint32_t i = 0; i < count; i++) {
 		progress->roster_incarnation[i] = progress->seats[progress->roster[i]].in;
 		progress->seats[progress->roster[i]].roster_index = i;
+		progress->seats[progress->roster[i]].rails =
+			progress->seats[progress->roster[i]].up.rails;
 	}
 	progress->roster_count = count;
 }
@@ -334,7 +337,8 @@ static bool trainers_are_there(const struct progress *progress)
 {
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
 		if (!seat_is_heard(&progress->seats[i]) ||
-		    progress->seats[i].joined <= progress->seats[i].out)
+		    progress->seats[i].joined <= progress->seats[i].out ||
+		    rails_are_gone(&progress->seats[i]))
 			return false;
 	return true;
 }
@@ -431,6 +435,7 @@ static void wiring_late(struct progress *progress)
 static void wiring_tick(struct progress *progress)
 {
 	bool quiet = true, wired = true;
+	rails_tick(progress);
 	wiring_try(progress);
 	if (progress->roster_count == 0 || progress->rewire)
 		return;
@@ -445,6 +450,7 @@ static void wiring_tick(struct progress *progress)
 		progress->changed = true;
 	progress->quiet = progress->quiet || quiet;
 	progress->wired = progress->wired || (progress->quiet && wired);
+	progress->wired_once = progress->wired_once || progress->wired;
 	if (!progress->wired)
 		wiring_late(progress);
 }

@@ -88,6 +88,7 @@ static void trainer_say(struct progress *progress, const struct seat *seat,
 			struct replica_view *views, struct beat_down *beat)
 {
 	beat->attempt_error = progress->attempt_error;
+	rails_trouble(progress, beat->trouble);
 	if (progress->attempt == 0 && progress->attempt_heard != 0) {
 		/* Attempts of a former hub: whatever is still to be finished is no trainer's
 		 * business. */
@@ -175,8 +176,7 @@ void progress_roster_member(const struct progress *progress, uint32_t index,
 				      .replica = member_id_replica(seat->id),
 				      .id = seat->id,
 				      .incarnation = progress->roster_incarnation[index],
-				      .nic_count = seat->info.nic_count,
-				      .mbps = seat->info.mbps,
+				      .rails = seat->rails,
 				      .inplace = seat->info.inplace};
 	snprintf(out->host, sizeof(out->host), "%s", seat->info.host);
 }
@@ -228,6 +228,8 @@ int progress_waits_for(const struct progress *progress, struct ws_error *err)
 	ranks_missing(progress, &names);
 	describe_choose(progress, &whole);
 	uint32_t need = progress->options.min_replicas;
+	if (rails_wait_for(progress, whole < need, err))
+		return err->code;
 	if ((whole < need || describe_is_awaited(progress)) && describe_waits_for(progress, err))
 		return err->code;
 	if (whole < need)

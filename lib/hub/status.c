@@ -57,6 +57,9 @@ static void put_seat(const struct progress *progress, const struct seat *seat,
 	json_put_u64(json, "version", trains ? seat->up.want : seat->up.live_version);
 	json_put_u64(json, "attempt", trains ? seat->up.joined : seat->up.attempt);
 	json_put_u64(json, trains ? "bytes_sent" : "bytes_received", seat->up.bytes);
+	json_put_u64(json, "nics", seat->up.rails.nic_count);
+	json_put_u64(json, "nics_in_use", seat->up.rails.count);
+	json_put_text(json, "nic_trouble", seat->up.trouble);
 	if (!trains)
 		json_put_u64(json, "bytes_from_rollouts", seat->up.from_rollouts);
 	if (!trains && seat->up.step_age_ms != UINT64_MAX)

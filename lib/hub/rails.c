@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NICs that go out of use and come back.  Members say at any time which they have; the roster
+ * keeps what they had when it was made, and is made anew between two attempts where that differs.
+ * Nothing goes on without a trainer whose NICs are all gone; a rollout's replica waits outside.
+ */
+#include <errno.h>
+#include <stdio.h>
+
+#include "lib/hub/progress.h"
+
+bool rails_are_gone(const struct seat *seat)
+{
+	return seat->up.rails.nic_count > 0 && seat->up.rails.count == 0;
+}
+
+static int gone_say(const struct seat *seat, int code, struct ws_error *err)
+{
+	char name[MEMBER_NAME_BYTES];
+	const char *why = seat->up.trouble;
+
+	member_name(seat->id, name);
+	return ws_fail(err, code, "%s has no NIC in use%s%s", name, why[0] != '\0' ? ": " : "",
+		       why);
+}
+
+static void seat_tick(struct progress *progress, uint32_t number)
+{
+	const struct seat *seat = &progress->seats[number];
+	struct ws_error why;
+
+	if (!seat_is_in(seat) || rails_same(&seat->rails, &seat->up.rails))
+		return;
+	if (!progress->rewire)
+		progress->rewire = progress->changed = true;
+	/* What kept a replica from being wired may be mended. */
+	for (uint32_t i = 0; i < progress->replica_count; i++)
+		progress->replicas[i].retry_ns = 0;
+	if (number < progress->options.trainer_count || !rails_are_gone(seat))
+		return;
+	gone_say(seat, -EIO, &why);
+	seat_lose(progress, number, &why);
+}
+
+void rails_tick(struct progress *progress)
+{
+	if (attempt_is_open(progress) || !trainers_know(progress))
+		return;
+	for (uint32_t i = 0; i < progress->roster_count; i++)
+		seat_tick(progress, progress->roster[i]);
+}
+
+static bool seat_is_there(const struct seat *seat)
+{
+	return seat_is_heard(seat) && seat->joined > seat->out;
+}
+
+void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE_BYTES])
+{
+	const struct seat *first = NULL;
+	uint32_t others = 0;
+	char name[MEMBER_NAME_BYTES], and_more[40] = "";
+
+	for (uint32_t i = 0; i < progress_seat_count(progress); i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (!seat_is_there(seat) || seat->up.trouble[0] == '\0')
+			continue;
+		others += first != NULL;
+		first = first != NULL ? first : seat;
+	}
+	text_out[0] = '\0';
+	if (first == NULL)
+		return;
+	member_name(first->id, name);
+	if (others > 0)
+		snprintf(and_more, sizeof(and_more), " (and %u other%s)", others,
+			 others > 1 ? "s" : "");
+	snprintf(text_out, MEMBER_TROUBLE_BYTES, "%s%s: %.180s", name, and_more, first->up.trouble);
+}
+
+bool rails_wait_for(const struct progress *progress, bool replicas, struct ws_error *err)
+{
+	uint32_t count = replicas ? progress_seat_count(progress) : progress->options.trainer_count;
+
+	for (uint32_t i = 0; i < count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (seat_is_there(seat) && rails_are_gone(seat)) {
+			gone_say(seat, -EAGAIN, err);
+			return true;
+		}
+	}
+	return false;
+}
