@@ -340,11 +340,11 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 			"the forward of param '%s' (version %llu) to %s by NIC '%s' failed: %s",
 			forward_param_of_op(rollout, event->peer, event->op_id),
 			(unsigned long long)rollout->version.version, name,
-			nic_name(rollout, event->nic), strerror(-event->status));
+			nic_name(rollout, event->nic), engine_op_reason(event));
 	else
 		ws_fail(&why, -EIO, "the credit to %s by NIC '%s' failed (version %llu): %s", name,
 			nic_name(rollout, event->nic), (unsigned long long)rollout->version.version,
-			strerror(-event->status));
+			engine_op_reason(event));
 	/* By my own NIC's fault no peer is dropped. */
 	bool own = event->nic < engine_nic_count(rollout->engine) &&
 		   !engine_nic_is_in_use(rollout->engine, event->nic);

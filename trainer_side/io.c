@@ -151,7 +151,7 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 			? "?"
 			: plan_bucket_name(trainer->source.plan, wire->send_bucket[send]),
 		(unsigned long long)push->version, trainer_wire_member_name(trainer, about, name),
-		nic_name(trainer, event->nic), strerror(-event->status));
+		nic_name(trainer, event->nic), engine_op_reason(event));
 	/* By my own NIC's fault no peer is dropped. */
 	bool own = event->nic < engine_nic_count(trainer->engine) &&
 		   !engine_nic_is_in_use(trainer->engine, event->nic);

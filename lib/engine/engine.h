@@ -18,6 +18,8 @@
 #ifndef ENGINE_H
 #define ENGINE_H
 
+#include <string.h>
+
 #include "lib/base/base.h"
 #include "lib/convert/convert.h"
 #include "lib/transport/transport.h"
@@ -236,12 +238,19 @@ struct engine_event {
 	struct engine_peer *peer; /* where known, or NULL */
 	uint32_t nic;
 	int status;
+	const char *reason; /* the fabric's words for the status; while the peer is open */
 	uint32_t op_id;
 	enum stray_kind stray;
 	uint32_t imm;
 	uint32_t receive;
 	uint64_t got, want;
 };
+
+/* Why an op failed, for a sentence. */
+static inline const char *engine_op_reason(const struct engine_event *event)
+{
+	return event->reason != NULL ? event->reason : strerror(-event->status);
+}
 
 /* Polls NICs and the stage thread, posts what can be posted; writes up to count events.  Never
  * blocks; returns how many events. */

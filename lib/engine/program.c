@@ -372,6 +372,7 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 								   .peer = slot.peer,
 								   .nic = nic,
 								   .status = event->status,
+								   .reason = event->reason,
 								   .op_id = slot.op_id});
 		return;
 	}
