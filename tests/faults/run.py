@@ -29,14 +29,14 @@ def digest(path):
 class Inputs:
     """A checkpoint and manifests, made once."""
 
-    def __init__(self, build, work):
+    def __init__(self, build, work, model="qwen3-30b-a3b"):
         self.weightsync = os.path.join(build, "weightsync")
         self.build, self.work = build, work
         self.checkpoint = os.path.join(work, "model")
         self.key = os.path.join(work, "key")
         self.trainer = os.path.join(work, "T.json")
         self.rollout = os.path.join(work, "R.json")
-        self.make("synth", "--model", "qwen3-30b-a3b", "--scale", "1/16384", "-o", self.checkpoint)
+        self.make("synth", "--model", model, "--scale", "1/16384", "-o", self.checkpoint)
         self.make("keygen", "-o", self.key)
         self.manifest("trainer", "fsdp2", "dp=2", self.trainer)
         self.manifest("rollout", "vllm", "tp=2", self.rollout)
@@ -56,6 +56,7 @@ class Run:
     """2 trainers, 2 replicas of 2 ranks.  Trainer 0's objects, one per push, say how it goes."""
 
     trainer_count, replica_count, rank_count = 2, 2, 2
+    lost_s, push_s, live_s = LOST_S, PUSH_S, 5
 
     def __init__(self, inputs, folder, updates=1000, slow=True, inplace=False, min_replicas=1, fanout="none"):
         self.inputs, self.folder, self.updates, self.slow = inputs, folder, updates, slow
@@ -76,25 +77,33 @@ class Run:
     def start_hub(self, *more):
         if self.hub is not None:
             self.old.append(self.hub)
-        self.hub = Process(self.folder, "hub", [
+        self.hub = self.process("hub", [
             self.inputs.weightsync, "hub", "--key", self.inputs.key, "--trainers", "2",
             "--replica-ranks", "2", "--min-replicas", str(self.min_replicas), "--op-bytes", "8K",
-            "--lost-after", "%ds" % LOST_S, "--phase-deadline", "%ds" % PHASE_S,
+            "--lost-after", "%ds" % self.lost_s, "--phase-deadline", "%ds" % PHASE_S,
             "--join-deadline", "20s", "--fanout", self.fanout, "--bind", self.endpoint, *more])
-        self.endpoint = self.hub.says("^tcp://", 5, stream="out")
+        self.endpoint = self.hub.says("^tcp://", 15, stream="out")
 
-    def member(self):
+    def process(self, name, argv):
+        return Process(self.folder, name, argv)
+
+    def wires(self, name):
+        """The options that say over which NICs a process moves data."""
+        return SLOW if self.slow else []
+
+    def member(self, name):
         return ["--hub", self.endpoint, "--key", self.inputs.key, "--checkpoint",
-                self.inputs.checkpoint, "--start-deadline", "20s", *(SLOW if self.slow else [])]
+                self.inputs.checkpoint, "--start-deadline", "20s", *self.wires(name)]
 
     def start_trainer(self, rank, version=1, manifest=None, more=()):
         if self.trainers[rank] is not None:
             self.old.append(self.trainers[rank])
-        self.trainers[rank] = Process(self.folder, "trainer%d" % rank, [
+        name = "trainer%d" % rank
+        self.trainers[rank] = self.process(name, [
             self.inputs.weightsync, "push", "--change", "--trainer", manifest or self.inputs.trainer,
             "--rank", str(rank), "--world", "2", "--version", str(version), "--updates",
-            str(self.updates), "--interval", "300ms", "--deadline", "%ds" % PUSH_S, "--keep-going",
-            "--change", "--json", *self.member(), *more])
+            str(self.updates), "--interval", "300ms", "--deadline", "%ds" % self.push_s, "--keep-going",
+            "--change", "--json", *self.member(name), *more])
         return self.trainers[rank]
 
     def rollout_argv(self, replica, rank, manifest=None, key=None, more=()):
@@ -104,7 +113,7 @@ class Run:
                 "--reload-deadline", "%ds" % RELOAD_S, "--dump", self.dump_path(replica), *more]
         if self.inplace:
             argv.append("--inplace")
-        argv += self.member()
+        argv += self.member("rollout%d.%d" % (replica, rank))
         if key is not None:
             argv[argv.index("--key") + 1] = key
         return argv
@@ -113,8 +122,7 @@ class Run:
         at = (replica, rank)
         if at in self.rollouts:
             self.old.append(self.rollouts[at])
-        self.rollouts[at] = Process(self.folder, "rollout%d.%d" % at,
-                                    argv or self.rollout_argv(replica, rank))
+        self.rollouts[at] = self.process("rollout%d.%d" % at, argv or self.rollout_argv(replica, rank))
         return self.rollouts[at]
 
     def start(self):
@@ -162,7 +170,7 @@ class Run:
                          p["ok"] and len(p["replicas"]) == self.replica_count and
                          all(r["live"] for r in p["replicas"]))
         for process in self.rollouts.values():
-            process.says("version %d is live" % push["version"], 5)
+            process.says("version %d is live" % push["version"], self.live_s)
         self.whole(processes)
         for rank in range(self.rank_count):
             until("both replicas dump the same bytes of rank %d" % rank, 10, lambda r=rank: len(

@@ -14,7 +14,7 @@ repo=$(cd "$here/../.." && pwd) || exit 1
 cache=$repo/build/vm
 pair=$(realpath -m "${WS_VM:-$cache/pair}") || exit 1
 memory_mib=${WS_VM_MIB:-1280} cpus=${WS_VM_CPUS:-1}
-life_seconds=${WS_VM_SECONDS:-3600} boot_seconds=90
+life_seconds=${WS_VM_SECONDS:-3600} boot_seconds=240
 
 die() {
 	echo "boot.sh: $*" >&2

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates between two hosts over real RoCE rails: that every byte arrives, what each rail carried, and what
+happens when rails, peers or addresses go away.  Every fault is bounded in time, said clearly, leaves
+the old weights whole, and the next version goes live.
+
+usage: roce.py BUILD WORK [TRANSPORT [PATTERN]]   WORK lies in the repository; TRANSPORT: verbs, fabric:tcp
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+import pair  # noqa: E402
+from pair import PairRun, Remote, on, host_of, wires  # noqa: E402
+from processes import Wrong, until  # noqa: E402
+from run import Inputs, digest  # noqa: E402
+
+scenarios = []
+SHARE_MIN = 0.3         # of the bytes, on each of two rails
+SLOW_RATE = "6mbit"     # of a rail while something is cut in mid update: it lasts for seconds
+
+
+def expect(true, what):
+    if not true:
+        raise Wrong(what)
+
+
+def scenario(name):
+    def register(function):
+        scenarios.append((name, function))
+        return function
+    return register
+
+
+class World:
+    def __init__(self, build, work, transport):
+        self.work, self.transport, self.count = work, transport, 0
+        for part in ("whole", "hurt"):
+            os.mkdir(os.path.join(work, part))
+        self.whole = Inputs(build, os.path.join(work, "whole"))                # 8 MB
+        self.small = Inputs(build, os.path.join(work, "hurt"), "qwen3-32b")    # 3 MB
+        self.run = None
+
+    def folder(self):
+        self.count += 1
+        return os.path.join(self.work, "run%d" % self.count)
+
+    def living(self):
+        """The run that is hurt: two rails per rank, slow ones, a version live."""
+        if self.run is None:
+            for rail in pair.RAILS:
+                on("a", "tc", "qdisc", "replace", "dev", rail, "root", "netem", "rate", SLOW_RATE, "limit", "4000")
+            self.run = PairRun(self.small, self.folder(), self.transport).start()
+            self.run.all_live(60)
+        return self.run
+
+
+# ------------------------------------------------------------------ whole updates
+
+def whole_updates(world, rails):
+    """`run --verify`, 2 trainers to 2 rollouts; the bytes that each of rank 0's NICs sent."""
+    folder, inputs = world.folder(), world.whole
+    os.mkdir(folder)
+    PairRun.port += 1
+    processes = []
+    for rank in range(4):
+        name = "trainer%d" % rank if rank < 2 else "rollout%d" % (rank - 2)
+        host = host_of(name)
+        processes.append(Remote(host, folder, name, [
+            "env", "RANK=%d" % rank, "WORLD_SIZE=4", inputs.weightsync, "run", "--trainer", inputs.trainer,
+            "--rollout", inputs.rollout, "--checkpoint", inputs.checkpoint, "--updates", "3", "--verify", "--json",
+            "--hub", "tcp://%s:%d" % (pair.HUB_ADDRESS, PairRun.port), "--key", inputs.key,
+            *wires(world.transport, host, rails)]))
+    for process in processes:
+        status = process.ends(90)
+        expect(status == 0, "%s ends with %d: %s" % (process.name, status, process.lines()[-2:]))
+    plan = os.path.join(folder, "plan.json")
+    with open(plan, "w") as file:
+        file.write(inputs.make("plan", inputs.trainer, inputs.rollout, "--json"))
+    checked = subprocess.run([sys.executable, os.path.join(pair.here, "..", "check_updates.py"),
+                              processes[0].base + ".out", "3", plan], capture_output=True, text=True)
+    expect(checked.returncode == 0, checked.stderr)
+    updates = [json.loads(line) for line in processes[0].lines("^{", "out")]
+    print("    %d bytes in %s s" % (updates[0]["bytes"], ", ".join("%.2f" % u["seconds"] for u in updates)))
+    return updates
+
+
+def shares(nics):
+    total = sum(nic["bytes_sent"] for nic in nics)
+    return {nic["name"]: nic["bytes_sent"] / max(total, 1) for nic in nics}
+
+
+def expect_shares(nics):
+    share = shares(nics)
+    print("    shares: %s" % ", ".join("%s %.0f %%" % (name, 100 * s) for name, s in share.items()))
+    expect(len(share) == 2 and min(share.values()) >= SHARE_MIN, "a rail carries too little: %s" % share)
+
+
+@scenario("fsdp2 dp=2 on host a to vllm tp=2 on host b, 1 NIC per rank: every byte of 3 versions")
+def _(world):
+    whole_updates(world, (1,))
+
+
+@scenario("fsdp2 dp=2 on host a to vllm tp=2 on host b, 2 NICs per rank: every byte of 3 versions, each rail carries its share")
+def _(world):
+    for update in whole_updates(world, (1, 2)):
+        expect_shares(update["nics"])
+
+
+# ------------------------------------------------------------------ what breaks in mid update
+
+class Attempt:
+    """An update of which bytes are under way, and what everybody had said before."""
+
+    def __init__(self, run):
+        self.run, self.since = run, {at: process.mark() for at, process in run.rollouts.items()}
+        self.pushes, self.said = len(run.pushes()), [process.mark() for process in run.trainers]
+        self.version = run.mid_transfer(share=0.2)
+        self.dumps = {rank: digest(run.dump_path(0, rank)) for rank in range(run.rank_count)}
+
+    def rollouts(self, but):
+        return [(at, process) for at, process in self.run.rollouts.items() if process is not but]
+
+    def aborts(self, pattern, seconds, victim=None):
+        """Each rollout but the victim says so, once, and holds the old weights; the push fails too."""
+        for at, process in self.rollouts(victim):
+            process.says("version %d was aborted, the old weights stay: .*%s" % (self.version, pattern), seconds,
+                         self.since[at])
+            process.says("is whole", 5, self.since[at])
+        for rank in range(self.run.rank_count):
+            expect(digest(self.run.dump_path(0, rank)) == self.dumps[rank], "the dump of the old weights has changed")
+        if victim is not self.run.trainers[0]:
+            self.run.push("the push of version %d fails" % self.version, 5, self.pushes,
+                          lambda p: p["version"] == self.version and not p["ok"])
+
+    def over(self, victim=None):
+        """A version is live everywhere, and nobody who is healthy has ended."""
+        self.run.all_live(60, [process for process in self.run.members() if process is not victim])
+
+
+def link(host, rail, state):
+    on(host, "ip", "link", "set", rail, state)
+
+
+@scenario("a rail's link goes down in mid update: that version aborts, the next runs on the other rail, and the rail comes back")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    link("b", "eth0", "down")
+    try:
+        attempt.aborts("", run.push_s)
+        attempt.over()
+        nics = run.pushes()[-1]["nics"]
+        alive = [nic for nic in nics if nic["bytes_sent"] > 0]
+        expect(len(alive) == 1, "one rail should carry all: %s" % nics)
+    finally:
+        link("b", "eth0", "up")
+    run.push("both rails carry bytes again", 60, len(run.pushes()), lambda p: p["ok"] and min(
+        shares(p["nics"]).values()) >= SHARE_MIN)
+    attempt.over()
+
+
+@scenario("both rails' links go down in mid update and come up")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    for rail in pair.RAILS:
+        link("b", rail, "down")
+    try:
+        attempt.aborts("", run.push_s)
+        time.sleep(1)
+    finally:
+        for rail in pair.RAILS:
+            link("b", rail, "up")
+    attempt.over()
+
+
+@scenario("the management network is dark in mid update and comes back")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    link("b", pair.CONTROL, "down")
+    time.sleep(run.lost_s + 2)
+    link("b", pair.CONTROL, "up")
+    attempt.aborts("", run.push_s)
+    attempt.over()
+
+
+@scenario("a rollout is killed in mid update: its replica keeps the old weights, and it comes back")
+def _(world):
+    run = world.living()
+    victim = run.rollouts[0, 1]
+    attempt = Attempt(run)
+    victim.kill(signal.SIGKILL)
+    expect(victim.ends(20) == -signal.SIGKILL, "it wasn't killed")
+    attempt.aborts("rollout 0.1", run.push_s, victim)
+    run.start_rollout(0, 1)
+    attempt.over(victim)
+
+
+@scenario("a rollout is stopped past the deadline in mid update, and continued")
+def _(world):
+    run = world.living()
+    victim = run.rollouts[0, 0]
+    attempt = Attempt(run)
+    victim.kill(signal.SIGSTOP)
+    attempt.aborts("rollout 0.0", run.push_s, victim)
+    victim.kill(signal.SIGCONT)
+    attempt.aborts("", 10)
+    attempt.over()
+
+
+@scenario("a trainer is killed in mid update: nobody commits, and it comes back")
+def _(world):
+    run = world.living()
+    victim = run.trainers[1]
+    attempt = Attempt(run)
+    victim.kill(signal.SIGKILL)
+    expect(victim.ends(20) == -signal.SIGKILL, "it wasn't killed")
+    attempt.aborts("trainer 1", run.push_s)
+    run.start_trainer(1, attempt.version)
+    attempt.over(victim)
+
+
+@scenario("a trainer is stopped past the deadline in mid update and continued: its late writes change nothing")
+def _(world):
+    run = world.living()
+    victim = run.trainers[1]
+    attempt = Attempt(run)
+    victim.kill(signal.SIGSTOP)
+    attempt.aborts("trainer 1", run.push_s)
+    victim.kill(signal.SIGCONT)
+    attempt.over()
+
+
+# ------------------------------------------------------------------ main
+
+def timeline(run, count):
+    """What the run's processes said last, in order of time."""
+    said = [(at, process.name, line) for process in [*run.members(), *run.old] for stream in ("err", "out")
+            for at, line in process.said[stream]]
+    said.sort()
+    for at, name, line in said[-count:]:
+        print("    %7.2f %s: %s" % (at - said[-1][0], name, line[:600]))
+
+
+def one(world, name, function):
+    started, why = time.monotonic(), None
+    try:
+        function(world)
+    except (Wrong, subprocess.SubprocessError, OSError, KeyError, ValueError) as wrong:
+        why = wrong
+    seconds = time.monotonic() - started
+    if why is None:
+        print("ok %s (%.1f s)" % (name, seconds), flush=True)
+        return 0
+    print("not ok %s: %s (%.1f s)" % (name, str(why)[:1500], seconds), flush=True)
+    if world.run is not None:
+        timeline(world.run, 60)
+        for process in world.run.members():
+            process.kill(signal.SIGKILL)
+        world.run = None
+        for host, rail in ((h, r) for h in "ab" for r in (*pair.RAILS, pair.CONTROL)):
+            link(host, rail, "up")
+    return 1
+
+
+def main(build, work, transport="verbs", pattern=""):
+    shutil.rmtree(work, ignore_errors=True)
+    os.makedirs(work)
+    world = World(os.path.abspath(build), os.path.abspath(work), transport)
+    failures = sum(one(world, name, function) for name, function in scenarios if pattern in name)
+    if world.run is not None:
+        failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(20))
+    return min(failures, 99)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
