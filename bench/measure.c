@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Median, least and most of a benchmark's rounds. */
+/* Median, least and most of a benchmark's rounds; quantiles of its samples. */
 #include "bench/measure.h"
 
 #include <stdlib.h>
@@ -16,4 +16,9 @@ struct spread spread_of(double *values, uint32_t count)
 	double middle = count % 2 == 1 ? values[count / 2]
 				       : (values[count / 2 - 1] + values[count / 2]) / 2;
 	return (struct spread){.median = middle, .min = values[0], .max = values[count - 1]};
+}
+
+double spread_quantile(const double *sorted, uint32_t count, double share)
+{
+	return sorted[MIN((uint32_t)(share * count), count - 1)];
 }

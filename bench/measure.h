@@ -19,23 +19,35 @@ struct spread {
 
 /* Sorts values. */
 struct spread spread_of(double *values, uint32_t count);
+/* The value that this share (0 to 1) of count sorted ones doesn't exceed. */
+double spread_quantile(const double *sorted, uint32_t count, double share);
 
 struct bench_options {
-	const char *transport; /* NULL: "fabric", the only one that has a baseline here */
-	const char *provider;  /* NULL: "tcp" */
-	const char *source;    /* NULL: "127.0.0.1"; address, interface or domain of the provider */
-	uint64_t op_bytes;     /* 0: 1 MiB */
-	uint32_t depth;	       /* ops in flight; 0: 16 */
-	uint64_t total_bytes;  /* moved by each side in each round; 0: 1 GiB */
-	uint32_t rounds;       /* 0: 7, which is also the least */
+	const char *transport;	 /* NULL: "fabric" */
+	const char *provider;	 /* NULL: "tcp" */
+	const char *const *nics; /* as run's --nics; none: what bench_transfer says */
+	uint32_t nic_count;
+	const char *what;     /* one kind of row; NULL: all */
+	const char *memory;   /* NULL: "shared" */
+	const char *listen;   /* "host:port": serve the receivers of another host's bench there */
+	const char *peer;     /* "host:port": the receivers are there */
+	uint64_t op_bytes;    /* 0: each row's own */
+	uint32_t depth;	      /* ops in flight; 0: 16 */
+	uint64_t total_bytes; /* moved by each side in each round, at most; 0: 1 GiB */
+	uint32_t rounds;      /* 0: 7, which is also the least */
+	uint32_t senders, receivers; /* of mesh; 0: 2 */
+	bool alone;		     /* without baselines */
 	bool json;
 	FILE *out;
 };
 
 /*
- * The engine against bare fi_writemsg of the same provider, op size, depth and completion flags,
- * between two processes, in turns.  Prints one JSON object or a line for people.  Forks: the
- * caller has no other thread yet.  Blocks; every wait in it has a deadline.
+ * The engine over a transport against what bounds it: fabric against bare fi_writemsg of the same
+ * provider, op size, depth and completion flags; ipc and loop against memcpy of the same bytes, ipc
+ * beside libfabric's shm too; verbs, between two hosts, against ib_write_bw.  In turns.  Prints one
+ * JSON object per row, or a table for people.  Without NICs named: fabric's tcp uses 127.0.0.1,
+ * verbs every port that isn't skipped.  Forks: the caller has no other thread yet.  Blocks; every
+ * wait in it has a deadline.
  */
 int bench_transfer(const struct bench_options *options, struct ws_error *err);
 

@@ -17,9 +17,9 @@ cd "$work"
 measure() {
 	weightsync bench transfer --json "$@"
 }
-measure --bytes 128M >large
-measure --op-bytes 16K --bytes 32M >small
-measure --op-bytes 4K --depth 1 --bytes 2M >single
+measure --what stream --bytes 128M >large
+measure --what stream --op-bytes 16K --bytes 32M >small
+measure --what stream --op-bytes 4K --depth 1 --bytes 2M >single
 python3 - >constants.json <<'P'
 import json
 rate = lambda name: json.load(open(name))["gbytes_per_s_max"] / 2

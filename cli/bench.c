@@ -10,19 +10,34 @@ static int bench_run(const struct command *command, int argc, char **argv)
 	struct bench_options wanted = {.out = stdout};
 	const char *what = NULL;
 	uint32_t count = 0;
+	const char *nics = NULL;
+	struct arena arena = {0};
 	struct option_spec options[] = {
+		{"transport", 0, OPTION_TEXT, &wanted.transport, "NAME",
+		 "fabric (default), verbs, ipc or loop"},
 		{"provider", 0, OPTION_TEXT, &wanted.provider, "NAME",
 		 "libfabric's provider (default tcp)"},
-		{"nic", 0, OPTION_TEXT, &wanted.source, "A",
-		 "address or device (default 127.0.0.1)"},
+		{"nics", 0, OPTION_TEXT, &nics, "A,B,..",
+		 "addresses or devices (default: 127.0.0.1 of tcp, all of verbs)"},
+		{"what", 0, OPTION_TEXT, &wanted.what, "ROW",
+		 "latency, stream, small, mesh or incast (default: all)"},
 		{"op-bytes", 0, OPTION_BYTES, &wanted.op_bytes, "SIZE",
-		 "bytes of a write (default 1M)"},
+		 "bytes of a write (default: each row's)"},
 		{"depth", 0, OPTION_COUNT, &wanted.depth, "N", "writes in flight (default 16)"},
 		{"bytes", 0, OPTION_BYTES, &wanted.total_bytes, "SIZE",
-		 "moved in each turn (default 1G)"},
+		 "moved in each turn, at most (default 1G)"},
 		{"rounds", 0, OPTION_COUNT, &wanted.rounds, "N",
-		 "turns of each side (default and least 7)"},
-		{"json", 0, OPTION_FLAG, &wanted.json, NULL, "one object"},
+		 "turns of each (default and least 7)"},
+		{"memory", 0, OPTION_TEXT, &wanted.memory, "KIND",
+		 "shared (a memfd, the default), 4k or 2m (the heap's, by page)"},
+		{"senders", 0, OPTION_COUNT, &wanted.senders, "N", "of mesh (default 2)"},
+		{"receivers", 0, OPTION_COUNT, &wanted.receivers, "N", "of mesh (default 2)"},
+		{"listen", 0, OPTION_TEXT, &wanted.listen, "HOST:PORT",
+		 "be the receivers of another host's bench, once"},
+		{"peer", 0, OPTION_TEXT, &wanted.peer, "HOST:PORT",
+		 "the receivers are there, where --listen runs"},
+		{"alone", 0, OPTION_FLAG, &wanted.alone, NULL, "without baselines"},
+		{"json", 0, OPTION_FLAG, &wanted.json, NULL, "one object per row"},
 	};
 	struct ws_error err = {0};
 
@@ -37,7 +52,13 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		bench = bench_plan;
 	if (bench == NULL)
 		return say_usage(command, "the benchmarks there are: transfer, plan");
-	if (bench(&wanted, &err) != 0)
+	const char **list = NULL;
+	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
+		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
+	wanted.nics = list;
+	int rc = bench(&wanted, &err);
+	arena_release(&arena);
+	if (rc != 0)
 		return say_failure(&err);
 	if (fflush(stdout) != 0)
 		return say_failure(&(struct ws_error){.text = "cannot write the result"});
@@ -47,8 +68,9 @@ static int bench_run(const struct command *command, int argc, char **argv)
 const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
-	.usage = "transfer|plan [--op-bytes SIZE] [--depth N] [--rounds N] [--json]",
-	.more = "transfer: the engine against bare fi_writemsg of the same provider, op size and depth.\n"
+	.usage = "transfer|plan [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
+	.more = "transfer: the engine against bare fi_writemsg (fabric), memcpy and libfabric's shm (ipc),\n"
+		"  ib_write_bw (verbs, between two hosts: start one with --listen, the other with --peer).\n"
 		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n",
 	.run = bench_run,
 };
