@@ -25,6 +25,7 @@ struct pair {
 	struct mr mrs[2];
 	uint64_t imms[2], sent[2], failed[2]; /* how many events each NIC gave */
 	int last_status;
+	const char *last_reason; /* with it */
 	struct event last_imm;
 	bool allocated; /* the memory is ws_memory_alloc's, not the heap's */
 	void (*on_imm)(struct pair *pair, int at, const struct event *event);
@@ -112,6 +113,7 @@ static inline int poll_one(struct pair *pair, int at)
 			ck_assert_int_lt(events[i].status, 0);
 			pair->failed[at]++;
 			pair->last_status = events[i].status;
+			pair->last_reason = events[i].reason;
 			break;
 		case EVENT_IMM:
 			pair->imms[at]++;
