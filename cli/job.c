@@ -75,6 +75,34 @@ int job_find_rank(struct job *job, const struct command *command, uint32_t rank,
 	return -1;
 }
 
+void say_nics(const char *who, const char *choice)
+{
+	say("weightsync: %s: NICs: %s", who, choice);
+}
+
+void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t before = total[i].bytes_sent;
+		total[i] = nics[i];
+		total[i].bytes_sent += before;
+	}
+}
+
+void say_sent(const char *who, const struct ws_nic *nics, uint32_t count)
+{
+	struct writer text = WRITER_INIT(65536);
+	char size[32];
+
+	for (uint32_t i = 0; i < count; i++)
+		write_format(&text, "%s%s over %s '%s' to %u peers", i > 0 ? ", " : "",
+			     format_bytes(nics[i].bytes_sent, size, sizeof(size)),
+			     nics[i].transport, nics[i].name, nics[i].peer_count);
+	say("weightsync: %s: sent %.*s", who, (int)text.count,
+	    text.count > 0 ? (const char *)text.bytes : "");
+	writer_release(&text);
+}
+
 void job_release(struct job *job)
 {
 	checkpoint_close(&job->checkpoint);

@@ -11,8 +11,8 @@
 
 struct job {
 	/* where and how */
-	const char *hub, *key_file; /* of the run; NULL in `run`: made in the job's folder */
-	const char *transport, *provider;
+	const char *hub, *key_file;	  /* of the run; NULL in `run`: made in the job's folder */
+	const char *transport, *provider; /* NULL: as the library chooses */
 	const char **nics;
 	uint32_t nic_count;
 	struct launch launch;	       /* this process in the whole job (`run`) */
@@ -44,13 +44,39 @@ struct job {
 	uint32_t reload_ms; /* deadline of an exec: command */
 };
 
-#define JOB_DEFAULT                                                                             \
-	{                                                                                       \
-		.transport = "fabric", .provider = "tcp", .replicas = 1, .deadline_ms = 120000, \
-		.start_ms = 60000, .lost_ms = 5000, .phase_ms = 60000, .first_version = 1,      \
-		.updates = 1, .rules = RULES_DEFAULT, .staging_bytes = 64u << 20,               \
-		.reload_ms = 60000                                                              \
+#define JOB_DEFAULT                                                                          \
+	{                                                                                    \
+		.replicas = 1, .deadline_ms = 120000, .start_ms = 60000, .lost_ms = 5000,    \
+		.phase_ms = 60000, .first_version = 1, .updates = 1, .rules = RULES_DEFAULT, \
+		.staging_bytes = 64u << 20, .reload_ms = 60000                               \
 	}
+
+/* How bytes travel: alike in all three commands. */
+#define OPTIONS_OF_NICS(job, nic_list)                                                          \
+	{"transport",                                                                           \
+	 0,                                                                                     \
+	 OPTION_TEXT,                                                                           \
+	 &(job).transport,                                                                      \
+	 "NAME",                                                                                \
+	 "auto (default: ipc inside a host, verbs where RDMA devices are, else fabric), or "    \
+	 "ipc, verbs, fabric"},                                                                 \
+		{"provider",                                                                    \
+		 0,                                                                             \
+		 OPTION_TEXT,                                                                   \
+		 &(job).provider,                                                               \
+		 "NAME",                                                                        \
+		 "fabric: libfabric's provider (default: efa if it has a NIC here, else tcp)"}, \
+	{                                                                                       \
+		"nics", 0, OPTION_TEXT, &(nic_list), "A,B,..",                                  \
+			"addresses or devices of this rank's NICs to other hosts"               \
+	}
+
+/* On stderr, of one rank: at the start its NICs and why not others; at the end what went over
+ * each.  who: "trainer 0". */
+void say_nics(const char *who, const char *choice);
+void say_sent(const char *who, const struct ws_nic *nics, uint32_t count);
+/* Adds an update's bytes to those of before. */
+void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count);
 
 /* Both return an exit status and have said what went wrong. */
 int trainer_role(struct job *job);

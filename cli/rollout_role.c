@@ -251,7 +251,7 @@ static int look(struct holder *holder, struct ws_error *err)
 static int open_rollout(struct holder *holder, struct ws_error *err)
 {
 	struct job *job = holder->job;
-	char host[64] = "";
+	char host[64] = "", who[32];
 	if (job->ranks_per_node != 0)
 		snprintf(host, sizeof(host), "node-%u-%u", job->replica,
 			 job->rank / job->ranks_per_node);
@@ -284,6 +284,10 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 				 err);
 	if (rc == 0)
 		rc = ws_rollout_open(&holder->rollout, &options, &hooks, holder, err);
+	if (rc == 0) {
+		snprintf(who, sizeof(who), "rollout %u.%u", job->replica, job->rank);
+		say_nics(who, ws_rollout_nics(holder->rollout));
+	}
 	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
 		struct ws_memory at = param_memory(&holder->memory, i);
 		if (at.bytes > 0)

@@ -12,6 +12,13 @@
 #define TRIES_MAX    100 /* pushes of one version with --keep-going */
 #define TRY_AGAIN_NS UINT64_C(200000000)
 
+/* What the versions of a run have come to. */
+struct total {
+	uint64_t verified;
+	struct ws_nic nics[WS_NICS_MAX]; /* bytes_sent: of all versions */
+	uint32_t nic_count;
+};
+
 /* What rank 0 prints of one version. */
 struct outcome {
 	const struct ws_report *report;
@@ -57,7 +64,7 @@ static void put_replicas(struct json_writer *json, const struct ws_report *repor
 	json_end_array(json);
 }
 
-static int put_json(const struct outcome *outcome)
+static int put_json(const struct ws_trainer *trainer, const struct outcome *outcome)
 {
 	const struct ws_report *report = outcome->report;
 	struct writer out = WRITER_INIT(1u << 20);
@@ -83,6 +90,7 @@ static int put_json(const struct outcome *outcome)
 		json_end_object(&json);
 	}
 	json_end_array(&json);
+	json_put_text(&json, "nics_chosen", ws_trainer_nics(trainer));
 	json_put_text(&json, "nic_trouble", report->nic_trouble);
 	put_replicas(&json, report);
 	json_put_u64(&json, "attempt", report->attempt);
@@ -162,7 +170,7 @@ static bool is_live(const struct ws_report *report)
 
 /* *again_out: it failed in a way that another push of the same version may mend. */
 static int push_version(struct ws_trainer *trainer, const struct job *job, uint64_t version,
-			uint64_t *verified_total, bool *again_out)
+			struct total *total, bool *again_out)
 {
 	struct ws_error err = {0};
 	struct ws_report report = {0};
@@ -181,8 +189,10 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 		rc = wait_verified(trainer, job, &outcome, &err);
 	int status = EXIT_OK;
 	if (job->rank == 0)
-		status = job->as_json ? put_json(&outcome) : put_line(&outcome);
-	*verified_total += outcome.verified;
+		status = job->as_json ? put_json(trainer, &outcome) : put_line(&outcome);
+	total->verified += outcome.verified;
+	total->nic_count = MAX(total->nic_count, report.nic_count);
+	add_sent(total->nics, report.nics, report.nic_count);
 	if (rc != 0)
 		return say_failure(&err);
 	if (outcome.different != 0) {
@@ -200,14 +210,14 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
  * is the last.
  */
 static int push_until_live(struct ws_trainer *trainer, const struct job *job, uint64_t version,
-			   uint64_t *verified_total, bool *failed)
+			   struct total *total, bool *failed)
 {
 	int status = EXIT_OK;
 	bool again = true;
 	for (int i = 0; i < TRIES_MAX && again; i++) {
 		if (i > 0)
 			sleep_ns(TRY_AGAIN_NS);
-		status = push_version(trainer, job, version, verified_total, &again);
+		status = push_version(trainer, job, version, total, &again);
 		*failed = *failed || status != EXIT_OK;
 		again = again && job->keep_going && !stop_asked();
 	}
@@ -234,7 +244,9 @@ static int put_all_verified(const struct job *job, uint64_t bytes)
 static int push_versions(struct ws_trainer *trainer, struct job *job,
 			 const struct rank_memory *memory)
 {
-	uint64_t verified = 0, present = 0;
+	struct total total = {0};
+	uint64_t present = 0;
+	char who[32];
 	int status = EXIT_OK;
 	bool failed = false;
 
@@ -246,12 +258,16 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 			change_params(memory, job->trainer, job->rank, present, version);
 			present = version;
 		}
-		status = push_until_live(trainer, job, version, &verified, &failed);
+		status = push_until_live(trainer, job, version, &total, &failed);
 		if (stop_asked())
 			return EXIT_FAILED;
 	}
+	if (total.nic_count > 0) {
+		snprintf(who, sizeof(who), "trainer %u", job->rank);
+		say_sent(who, total.nics, total.nic_count);
+	}
 	if (job->rank == 0 && job->verify && status == EXIT_OK)
-		status = put_all_verified(job, verified);
+		status = put_all_verified(job, total.verified);
 	return status == EXIT_OK && failed ? EXIT_FAILED : status;
 }
 
@@ -303,11 +319,16 @@ int trainer_role(struct job *job)
 	struct ws_error err = {0};
 	struct ws_trainer *trainer = NULL;
 	struct rank_memory memory = {0};
+	char who[32];
 
 	int rc = rank_memory_make(&memory, job->trainer, job->rank, &err);
 	if (rc == 0)
 		rc = open_trainer(&trainer, job, &err);
 	cancel_on_signal(trainer);
+	if (rc == 0) {
+		snprintf(who, sizeof(who), "trainer %u", job->rank);
+		say_nics(who, ws_trainer_nics(trainer));
+	}
 	/* The others look for the hub while this rank still reads its checkpoint. */
 	if (rc == 0 && job->meet.mine)
 		rc = rendezvous_say_hub(&job->meet, ws_trainer_hub(trainer), &err);

@@ -115,6 +115,11 @@ void ws_rollout_close(struct ws_rollout *rollout)
 	mem_free(rollout);
 }
 
+const char *ws_rollout_nics(const struct ws_rollout *rollout)
+{
+	return rollout->devices.choice;
+}
+
 /* ---------------------------------------------------------------- params */
 
 uint32_t ws_rollout_param_count(const struct ws_rollout *rollout)
@@ -169,7 +174,7 @@ int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct w
 static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err)
 {
 	if (rollout->host[0] == '\0')
-		host_identity(rollout->host);
+		host_identity(rollout->devices.inside, rollout->host);
 	struct member_options options = {
 		.endpoint = rollout->hub_text,
 		.key = &rollout->key,

@@ -67,12 +67,13 @@ struct ws_rollout_options {
 	uint32_t replica, rank, world; /* rank and world inside the replica */
 	const char *manifest; /* JSON text of the rollout's manifest; borrowed during open */
 	size_t manifest_bytes;
-	const char *transport; /* NULL: "fabric" */
-	const char *provider;  /* NULL: "tcp" */
+	const char *transport; /* these four as in ws_trainer_options */
+	const char *provider;
 	const char *const *nics;
 	uint32_t nic_count;
-	/* Who shares a host with whom, for fan-out: ranks that say the same.  NULL: this host's
-	 * name and boot.  For containers whose hostnames differ. */
+	/* Who shares a host with whom, for fan-out: ranks that say the same.  NULL: who can be
+	 * reached over ipc (without it: this host's name and boot).  For containers of one host.
+	 * Which ranks ipc joins doesn't depend on it. */
 	const char *host;
 	enum ws_buffers buffers;
 	bool param_digest; /* hash all params after each copy, for ws_rollout_last */
@@ -82,6 +83,8 @@ WS_API int ws_rollout_open(struct ws_rollout **rollout_out,
 			   const struct ws_rollout_options *options,
 			   const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err);
 WS_API void ws_rollout_close(struct ws_rollout *rollout);
+/* As ws_trainer_nics. */
+WS_API const char *ws_rollout_nics(const struct ws_rollout *rollout);
 
 WS_API uint32_t ws_rollout_param_count(const struct ws_rollout *rollout);
 WS_API int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Layout pairs that verify byte for byte under `run --verify` over tcp, with 1 and 2 NICs per rank.
+# Layout pairs that verify byte for byte under `run --verify` over tcp, with 1 and 2 NICs per rank,
+# and some of them over what `--transport auto` chooses: here ipc.
 . "$(dirname "$0")/lib.sh"
 
 # pair NAME CHECKPOINT REPLICAS 'TRAINER OPTIONS' 'ROLLOUT OPTIONS' [RUN OPTIONS..]
@@ -32,7 +33,7 @@ run_both() {
 	for nics in 127.0.0.1 127.0.0.1,127.0.0.2; do
 		title="$name, nics $nics"
 		if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
-			--checkpoint "$checkpoint" --updates 2 --verify --json --nics "$nics" "$@" \
+			--checkpoint "$checkpoint" --updates 2 --verify --json --transport fabric --nics "$nics" "$@" \
 			>"$work/out" 2>"$work/log"; then
 			grep '^weightsync:' "$work/log" >"$work/said"
 			failed "$title" "run ended with a failure" "$work/said"

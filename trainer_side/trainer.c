@@ -198,6 +198,11 @@ const char *ws_trainer_hub(const struct ws_trainer *trainer)
 	return trainer->hub_text;
 }
 
+const char *ws_trainer_nics(const struct ws_trainer *trainer)
+{
+	return trainer->devices.choice;
+}
+
 /* ---------------------------------------------------------------- params */
 
 uint32_t ws_trainer_param_count(const struct ws_trainer *trainer)
@@ -246,7 +251,7 @@ static int member_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct
 {
 	char host[HOST_TEXT_BYTES];
 
-	host_identity(host);
+	host_identity(trainer->devices.inside, host);
 	struct member_options options = {
 		.endpoint = trainer->hub_text,
 		.key = &trainer->key,

@@ -36,9 +36,13 @@ struct ws_trainer_options {
 	uint32_t rank, world; /* of the trainers */
 	const char *manifest; /* JSON text of the trainer's manifest; borrowed during open */
 	size_t manifest_bytes;
-	const char *transport;	 /* NULL: "fabric" */
-	const char *provider;	 /* libfabric's; NULL: "tcp" */
-	const char *const *nics; /* addresses, interfaces or devices; NULL: those of the host */
+	/* NULL or "auto": ipc to ranks on this host, and to the others verbs where an RDMA device
+	 * is, else libfabric.  "ipc", "verbs", "fabric": only that. */
+	const char *transport;
+	const char *provider; /* libfabric's; NULL: efa where such a NIC is, else tcp */
+	/* For other hosts: addresses, interfaces or devices ("mlx5_0/1", "tcp/eth0"); with "auto"
+	 * of any transport ("verbs:mlx5_0/1").  NULL: those of this host that may be used. */
+	const char *const *nics;
 	uint32_t nic_count;
 	uint64_t staging_bytes; /* 0: 64 MiB; the hard watermark of what is gathered or cast */
 	/* Only read where the hub runs (hub_here): the rules of the run.  0: the default. */
@@ -104,6 +108,10 @@ WS_API int ws_trainer_open(struct ws_trainer **trainer_out,
 /* With hub_here: the endpoint that the hub is bound to, for the other members; else options.hub.
  * Valid from open to close. */
 WS_API const char *ws_trainer_hub(const struct ws_trainer *trainer);
+
+/* The NICs of this rank and why not others: "ipc host; fabric tcp/192.0.2.7 (this host has no RDMA
+ * device)".  Valid from open to close. */
+WS_API const char *ws_trainer_nics(const struct ws_trainer *trainer);
 
 /* What rollout ranks have said of a version with ws_rollout_say_verified: how many of them, and
  * the sums of their bytes.  Never blocks. */

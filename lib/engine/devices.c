@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A user's NICs as devices, and params' memories as regions: what a trainer and a rollout do
- * alike.
+ * A user's NICs as devices, or those that suit this host, and params' memories as regions: what a
+ * trainer and a rollout do alike.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,76 +11,234 @@
 #include "lib/engine/devices.h"
 
 #define GAP_BYTES_MAX 4095u
+#define REASONS_BYTES 240
 
-/* ---------------------------------------------------------------- devices */
+/* ---------------------------------------------------------------- one device */
 
-static int device_put(struct devices *devices, const char *provider, const char *nic,
+/* A NIC that isn't there, or can't be used, is an error now and not in the first wiring. */
+static int device_add(struct devices *devices, const char *transport, const char *name,
 		      struct ws_error *err)
 {
+	struct nic *nic;
+
 	if (devices->count == NICS_MAX)
 		return ws_fail(err, -EINVAL, "more than %d NICs are named for one rank", NICS_MAX);
-	char *text = devices->text[devices->count];
-	bool whole = strcmp(devices->transport, "fabric") != 0 || strchr(nic, '/') != NULL;
-	int n = whole ? snprintf(text, NIC_NAME_MAX, "%s", nic)
-		      : snprintf(text, NIC_NAME_MAX, "%s/%s", provider, nic);
-	if (n < 0 || n >= NIC_NAME_MAX)
-		return ws_fail(err, -EINVAL, "the NIC name '%s' is longer than %d bytes", nic,
+	if (strlen(name) >= NIC_NAME_MAX)
+		return ws_fail(err, -EINVAL, "the NIC name '%s' is longer than %d bytes", name,
 			       NIC_NAME_MAX - 1);
+	int rc = nic_open(&nic, transport, name, err);
+	if (rc != 0)
+		return rc;
+	char *text = devices->text[devices->count];
+	strcpy(text, name);
+	devices->rail[devices->count] = engine_rail_of(nic);
 	devices->device[devices->count++] =
-		(struct device){.transport = devices->transport, .name = text};
+		(struct device){.transport = nic->transport->name, .name = text};
+	if (nic->same_host)
+		memcpy(devices->inside, nic->subnet, sizeof(devices->inside));
+	nic_close(nic);
 	return 0;
 }
 
-/* All of this host that nobody has a reason to skip. */
-static int devices_of_host(struct devices *devices, const char *provider, struct ws_error *err)
+/* "eth0" means "tcp/eth0". */
+static int fabric_add(struct devices *devices, const char *provider, const char *nic,
+		      struct ws_error *err)
+{
+	char text[2 * NIC_NAME_MAX];
+
+	if (strchr(nic, '/') != NULL)
+		return device_add(devices, "fabric", nic, err);
+	snprintf(text, sizeof(text), "%.30s/%.160s", provider, nic);
+	return device_add(devices, "fabric", text, err);
+}
+
+/* ---------------------------------------------------------------- those that are named */
+
+/* The transport that stands in front of a device, as in "verbs:mlx5_0/1"; NULL: none does. */
+static const struct transport *prefix_of(const char *nic)
+{
+	for (size_t i = 0; transports[i] != NULL; i++) {
+		size_t length = strlen(transports[i]->name);
+		if (strncmp(nic, transports[i]->name, length) == 0 && nic[length] == ':')
+			return transports[i];
+	}
+	return NULL;
+}
+
+static bool is_rdma(const struct nic_info *rdma, uint32_t count, const char *nic)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		size_t length = strlen(rdma[i].rdma);
+		if (strncmp(nic, rdma[i].rdma, length) == 0 && strchr("/?", nic[length]) != NULL)
+			return true;
+	}
+	return false;
+}
+
+/* transport NULL: each by its own prefix, or by what RDMA devices are named here. */
+static int named_add(struct devices *devices, const char *transport, const char *provider,
+		     const char *const *nics, uint32_t nic_count, struct ws_error *err)
 {
 	struct arena arena = {0};
-	struct nic_info *infos;
-	uint32_t count;
-	const char *skipped = NULL;
+	struct nic_info *rdma = NULL;
+	uint32_t rdma_count = 0;
+	int rc = 0;
 
-	int rc = nics_list(&arena, devices->transport, provider, &infos, &count, err);
-	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		if (infos[i].skipped[0] == 0)
-			rc = device_put(devices, provider, infos[i].device, err);
-		else if (skipped == NULL)
-			skipped =
-				arena_text(&arena, "'%s' (%s)", infos[i].device, infos[i].skipped);
+	if (transport == NULL && transport_find("verbs") != NULL)
+		rc = nics_list(&arena, "verbs", NULL, &rdma, &rdma_count, err);
+	for (uint32_t i = 0; rc == 0 && i < nic_count; i++) {
+		const struct transport *prefix = prefix_of(nics[i]);
+		const char *name = nics[i], *of = transport;
+		if (prefix != NULL) {
+			name += strlen(prefix->name) + 1;
+			of = prefix->name;
+		} else if (transport == NULL) {
+			of = is_rdma(rdma, rdma_count, name) ? "verbs" : "fabric";
+		}
+		if (strcmp(of, "ipc") == 0 && devices->inside[0] != 0)
+			continue; /* it is there already */
+		if (transport != NULL && strcmp(of, transport) != 0)
+			rc = ws_fail(
+				err, -EINVAL,
+				"'%s' isn't a NIC of the transport '%s'; transport 'auto' takes "
+				"NICs of several",
+				nics[i], transport);
+		else if (strcmp(of, "fabric") == 0)
+			rc = fabric_add(devices, provider, name, err);
+		else
+			rc = device_add(devices, of, name, err);
 	}
-	if (rc == 0 && devices->count == 0)
-		rc = ws_fail(err, -ENODEV,
-			     "this host has no NIC for %s/%s that is used unasked%s%s; name one",
-			     devices->transport, provider, skipped != NULL ? "; skipped: " : "",
-			     skipped != NULL ? skipped : "");
 	arena_release(&arena);
+	return rc;
+}
+
+/* ---------------------------------------------------------------- those of this host */
+
+/* All that a transport has here and nobody has a reason to skip; the reasons that somebody has
+ * are told, if none is left or tell_all. */
+static int offered_add(struct devices *devices, const char *transport, const char *provider,
+		       bool tell_all, struct writer *reasons, struct ws_error *err)
+{
+	struct arena arena = {0};
+	struct nic_info *infos = NULL;
+	uint32_t count = 0, before = devices->count;
+
+	int rc = nics_list(&arena, transport, provider, &infos, &count, err);
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		if (infos[i].skipped[0] == 0)
+			rc = device_add(devices, transport, infos[i].device, err);
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		if (infos[i].skipped[0] != 0 && (tell_all || devices->count == before))
+			write_format(reasons, "%snot %s (%s)", reasons->count > 0 ? ", " : "",
+				     infos[i].device, infos[i].skipped);
+	arena_release(&arena);
+	return rc;
+}
+
+/* What stays inside the host is no must: what can't be opened is told. */
+static int inside_add(struct devices *devices, struct writer *reasons, struct ws_error *err)
+{
+	struct ws_error why;
+
+	int rc = device_add(devices, "ipc", "host", &why);
+	if (rc == -ENOMEM)
+		return ws_fail(err, rc, "%s", why.text);
+	if (rc != 0)
+		write_format(reasons, "%snot ipc (%.150s)", reasons->count > 0 ? ", " : "",
+			     why.text);
+	return 0;
+}
+
+/* The first network that has a NIC here.  A NIC that is offered and can't be used is an error:
+ * whoever bought it doesn't want to run over another one without knowing. */
+static int network_add(struct devices *devices, const char *provider, struct writer *reasons,
+		       struct ws_error *err)
+{
+	const struct {
+		const char *transport, *provider;
+		bool tell_all;
+	} networks[] = {{"verbs", NULL, true}, {"fabric", "efa", true}, {"fabric", "tcp", false}};
+	uint32_t before = devices->count;
+	int rc = 0;
+
+	if (provider != NULL)
+		return offered_add(devices, "fabric", provider, true, reasons, err);
+	for (size_t i = 0; rc == 0 && devices->count == before && i < ARRAY_SIZE(networks); i++) {
+		size_t told = reasons->count;
+		if (transport_find(networks[i].transport) == NULL)
+			continue;
+		rc = offered_add(devices, networks[i].transport, networks[i].provider,
+				 networks[i].tell_all, reasons, err);
+		if (rc != 0)
+			ws_fail_in(
+				err, rc,
+				"transport 'auto' chose %s (name another transport to do without)",
+				networks[i].transport);
+		else if (i == 0 && devices->count == before && reasons->count == told)
+			write_format(reasons, "%sthis host has no RDMA device",
+				     reasons->count > 0 ? ", " : "");
+	}
+	return rc;
+}
+
+/* ---------------------------------------------------------------- the choice */
+
+/* "ipc host; verbs mlx5_0/1, mlx5_1/1 (why)". */
+static void choice_write(struct devices *devices, const char *why)
+{
+	struct writer out = writer_fixed(devices->choice, sizeof(devices->choice) - 1);
+	const char *last = "";
+
+	for (uint32_t i = 0; i < devices->count; i++) {
+		const struct device *device = &devices->device[i];
+		if (strcmp(device->transport, last) == 0)
+			write_format(&out, ", %s", device->name);
+		else
+			write_format(&out, "%s%s %s", i > 0 ? "; " : "", device->transport,
+				     device->name);
+		last = device->transport;
+	}
+	if (why[0] != 0)
+		write_format(&out, " (%s)", why);
+	devices->choice[out.count] = 0;
+}
+
+static int devices_choose(struct devices *devices, const char *transport, const char *provider,
+			  const char *const *nics, uint32_t nic_count, struct writer *reasons,
+			  struct ws_error *err)
+{
+	bool is_auto = transport == NULL || strcmp(transport, "auto") == 0;
+	int rc = is_auto ? inside_add(devices, reasons, err) : 0;
+
+	if (rc != 0)
+		return rc;
+	if (nic_count > 0)
+		rc = named_add(devices, is_auto ? NULL : transport,
+			       provider != NULL ? provider : "tcp", nics, nic_count, err);
+	else if (is_auto)
+		rc = network_add(devices, provider, reasons, err);
+	else
+		rc = offered_add(devices, transport, provider, false, reasons, err);
 	return rc;
 }
 
 int devices_find(struct devices *devices, const char *transport, const char *provider,
 		 const char *const *nics, uint32_t nic_count, struct ws_error *err)
 {
-	int rc = 0;
+	char why[REASONS_BYTES];
+	struct writer reasons = writer_fixed(why, sizeof(why) - 1);
 
 	memset(devices, 0, sizeof(*devices));
-	if (transport == NULL)
-		transport = "fabric";
-	if (provider == NULL)
-		provider = "tcp";
-	if (strlen(transport) >= sizeof(devices->transport))
-		return ws_fail(err, -ENODEV, "no transport is named '%s'", transport);
-	snprintf(devices->transport, sizeof(devices->transport), "%s", transport);
-	for (uint32_t i = 0; rc == 0 && i < nic_count; i++)
-		rc = device_put(devices, provider, nics[i], err);
-	if (rc == 0 && nic_count == 0)
-		rc = devices_of_host(devices, provider, err);
-	for (uint32_t i = 0; rc == 0 && i < devices->count; i++) {
-		struct nic *nic;
-		rc = nic_open(&nic, devices->device[i].transport, devices->device[i].name, err);
-		if (rc == 0) {
-			devices->rail[i] = engine_rail_of(nic);
-			nic_close(nic);
-		}
-	}
+	if (nic_count > 0)
+		write_format(&reasons, "as named");
+	int rc = devices_choose(devices, transport, provider, nics, nic_count, &reasons, err);
+	why[reasons.count] = 0;
+	if (rc == 0 && devices->count == 0)
+		rc = ws_fail(err, -ENODEV,
+			     "this host has no NIC for transport '%s' that is used unasked; name "
+			     "one; %s",
+			     transport != NULL ? transport : "auto", why);
+	choice_write(devices, why);
 	return rc;
 }
 

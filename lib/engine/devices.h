@@ -8,19 +8,32 @@
 
 #include "lib/engine/engine.h"
 
+#define DEVICES_CHOICE_BYTES 600
+
 struct devices {
-	char transport[16];
+	struct device device[NICS_MAX]; /* what engine_options wants; names are in text */
 	char text[NICS_MAX][NIC_NAME_MAX];
-	struct device device[NICS_MAX]; /* into the two above: what engine_options wants */
 	uint32_t count;
 	struct nic_speed rail[NICS_MAX]; /* by device */
+	/* Subnet of what joins only processes of this host; empty: nothing does. */
+	char inside[NIC_NAME_MAX];
+	/* For people, what was chosen and why not something better: "ipc host; fabric
+	 * tcp/192.0.2.7 (this host has no RDMA device)". */
+	char choice[DEVICES_CHOICE_BYTES];
 };
 
 /*
- * Spells the devices and opens each one shortly, so that a NIC that isn't there is an error now.
- * transport NULL: "fabric"; provider NULL: "tcp".  nics are addresses, interfaces or domains (the
- * provider is put in front), or whole devices ("tcp/127.0.0.1"); none: all of this host that
- * aren't skipped.  Fills *devices in place.  Blocks.  -ENODEV, -EINVAL.
+ * Chooses and spells the devices, and opens each one shortly, so that a NIC that can't be used is
+ * an error now.  Fills *devices in place.  Blocks.  -ENODEV, -EINVAL, or what opening one said.
+ *
+ * transport "auto" (or NULL): ipc, if it opens, for peers on this host, and for the others the
+ * first of verbs, libfabric's efa and libfabric's tcp that has a NIC here which isn't skipped
+ * (provider: only that one of libfabric's).  Another transport: only its NICs, all that aren't
+ * skipped.
+ *
+ * nics replace the choice of those for other hosts: addresses, interfaces or domains (libfabric's,
+ * the provider is put in front, NULL: "tcp"), whole devices ("tcp/127.0.0.1", "mlx5_0/1"), or with
+ * "auto" also devices of any transport with its name in front ("verbs:mlx5_0/1").
  */
 int devices_find(struct devices *devices, const char *transport, const char *provider,
 		 const char *const *nics, uint32_t nic_count, struct ws_error *err);

@@ -7,7 +7,11 @@
 
 #define HOST_TEXT_BYTES 64
 
-/* Host name and the kernel's boot id: equal for two processes exactly when one kernel runs them. */
-void host_identity(char text_out[HOST_TEXT_BYTES]);
+/*
+ * Equal for two processes that share a host.  inside: equal for those that reach each other without
+ * a network (containers of one host may not, nor its users); empty: one kernel runs them, as far as
+ * its boot id says.
+ */
+void host_identity(const char *inside, char text_out[HOST_TEXT_BYTES]);
 
 #endif
