@@ -94,10 +94,14 @@ void say_sent(const char *who, const struct ws_nic *nics, uint32_t count)
 	struct writer text = WRITER_INIT(65536);
 	char size[32];
 
-	for (uint32_t i = 0; i < count; i++)
-		write_format(&text, "%s%s over %s '%s' to %u peers", i > 0 ? ", " : "",
+	for (uint32_t i = 0; i < count; i++) {
+		size_t length = strlen(nics[i].transport);
+		bool says_it = strncmp(nics[i].name, nics[i].transport, length) == 0;
+		write_format(&text, "%s%s over %s%s%s to %u peers", i > 0 ? ", " : "",
 			     format_bytes(nics[i].bytes_sent, size, sizeof(size)),
-			     nics[i].transport, nics[i].name, nics[i].peer_count);
+			     says_it ? "" : nics[i].transport, says_it ? "" : " ", nics[i].name,
+			     nics[i].peer_count);
+	}
 	say("weightsync: %s: sent %.*s", who, (int)text.count,
 	    text.count > 0 ? (const char *)text.bytes : "");
 	writer_release(&text);

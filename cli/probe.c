@@ -117,7 +117,7 @@ static void hello_encode(const struct probe *probe, const struct doctor *doctor,
 	char host[64] = "", identity[HOST_TEXT_BYTES];
 
 	gethostname(host, sizeof(host) - 1);
-	host_identity(identity);
+	host_identity("", identity);
 	write_text(out, WS_VERSION);
 	write_text(out, host);
 	write_text(out, identity);
