@@ -22,10 +22,10 @@ struct board {
 };
 
 /* Waits to be written to and killed, and no longer than the whole try. */
-static _Noreturn void target_main(bool opens)
+static _Noreturn void target_main(bool names_launcher)
 {
-	if (opens)
-		prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+	if (names_launcher)
+		prctl(PR_SET_PTRACER, (unsigned long)getppid(), 0, 0, 0);
 	kill(getpid(), SIGSTOP); /* now the parent knows that the line above has been done */
 	_exit(0);
 }
@@ -50,8 +50,9 @@ static void reap(pid_t child, uint64_t until_ns)
 	}
 }
 
-/* 0, or the errno with which one sibling may not write into the other. */
-static int try_write(bool opens)
+/* 0, or the errno with which one sibling may not write into the other.  names_launcher: the other
+ * lets all that its parent has started, as transport ipc does. */
+static int try_write(bool names_launcher)
 {
 	struct board *board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE,
 				   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -63,7 +64,7 @@ static int try_write(bool opens)
 	board->error = EAGAIN;
 	pid_t target = fork();
 	if (target == 0)
-		target_main(opens);
+		target_main(names_launcher);
 	int status;
 	if (target > 0 && waitpid(target, &status, WUNTRACED) == target && WIFSTOPPED(status)) {
 		pid_t writer = fork();
@@ -108,9 +109,11 @@ void doctor_cma(struct doctor *doctor)
 	}
 	const char *who = who_refuses(doctor);
 	if (try_write(true) == 0)
-		doctor_say(doctor, HEALTH_OK, "cma", "", "",
-			   "a process may write into its sibling's memory if that allows it (%s)",
-			   who != NULL ? who : "");
+		doctor_say(
+			doctor, HEALTH_OK, "cma", "", "",
+			"a process may write into its sibling's memory, as transport ipc lets it "
+			"(%s)",
+			who != NULL ? who : "");
 	else
 		doctor_say(doctor, HEALTH_WARNING, "cma", why, fix,
 			   "a process may not write into its sibling's memory: %s (%s)",

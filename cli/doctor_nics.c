@@ -10,6 +10,7 @@
 static void nic_text(const struct nic_info *info, char *out, size_t room)
 {
 	struct writer text = writer_fixed(out, room - 1);
+	char gpus[64];
 
 	write_format(&text, "%s %s: %s", info->transport, info->device, info->state);
 	if (info->subnet[0] != '\0')
@@ -28,6 +29,8 @@ static void nic_text(const struct nic_info *info, char *out, size_t room)
 		write_format(&text, " at %s", info->pci);
 	if (info->numa >= 0)
 		write_format(&text, ", NUMA %d", info->numa);
+	if (info->gpus != 0)
+		write_format(&text, ", for GPU %s", format_ranks(info->gpus, gpus, sizeof(gpus)));
 	out[text.count] = '\0';
 }
 
@@ -37,14 +40,15 @@ void doctor_nic(struct doctor *doctor, const struct nic_info *info)
 	char text[TEXT_BYTES];
 
 	nic_text(info, text, sizeof(text));
-	if (info->skipped[0] != '\0')
-		doctor_say(
-			doctor, verbs ? HEALTH_WARNING : HEALTH_NOTE, "nic",
-			"an update doesn't use it unless it is named",
-			verbs ? "bring its port up (`rdma link`, `ip link`) and give its interface "
-				"an address, or leave it out on purpose"
-			      : "name it with --nics if it is meant",
-			"%s: skipped: %s", text, info->skipped);
+	if (info->skipped[0] != '\0' && verbs)
+		doctor_say(doctor, HEALTH_WARNING, "nic",
+			   "an update doesn't use it unless it is named",
+			   "bring its port up (`rdma link`, `ip link`) and give its interface an "
+			   "address, or leave it out on purpose",
+			   "%s: skipped: %s", text, info->skipped);
+	else if (info->skipped[0] != '\0')
+		doctor_say(doctor, HEALTH_OK, "nic", "", "", "%s: skipped: %s", text,
+			   info->skipped);
 	else if (verbs && info->mtu > 0 && info->mtu < 4096)
 		doctor_say(
 			doctor, HEALTH_NOTE, "nic",

@@ -48,6 +48,8 @@ static void open_nics(struct probe *probe, struct doctor *doctor)
 			   "%s", err.text);
 		return;
 	}
+	/* Here and after each step: when the next one begins its target is clear for certain. */
+	wire_clear(&(struct wire){.memory = probe->memory.base});
 	for (uint32_t i = 0; i < devices->count; i++)
 		if (nic_add(probe, &devices->device[i], &err) != 0)
 			doctor_say(doctor, HEALTH_PROBLEM, "probe",
@@ -189,23 +191,28 @@ static int say_hello(struct probe *probe, struct doctor *doctor, struct ws_error
 
 /* ------------------------------------------------------------------------ faults */
 
-static const char *fix_of(const struct probe *probe, uint32_t from, uint32_t to, uint32_t rail)
+/* code 0: it couldn't be connected at all. */
+static const char *fix_of(const struct probe *probe, uint32_t from, uint32_t to, uint32_t rail,
+			  uint32_t code)
 {
 	const struct probe_nic *nic =
 		&probe->ranks[from].nics[pair_at(probe, from, to, rail)->rail.from];
+	if (code == EBADMSG)
+		return "this is never right: update the NIC's firmware and driver, libfabric or "
+		       "rdma-core, or take another transport or provider";
 	if (strcmp(nic->transport, "verbs") == 0)
 		return "try `ping -I` and `ib_write_bw` between the two: both ports must be in one "
 		       "VLAN or fabric, with RoCE v2 GIDs of it, one MTU (switches too), and no "
 		       "firewall for UDP port 4791";
 	if (strcmp(nic->transport, "ipc") == 0)
-		return "containers of one host must share their PID and IPC namespaces, and see "
-		       "the finding about cma; or give --transport fabric";
+		return "containers of one host must share their PID namespace, and see the finding "
+		       "about cma; or give --transport fabric";
 	return "see that no firewall is between the two addresses (any TCP port is used), and that "
 	       "`ping` answers; --nics names others";
 }
 
 static void say_bad(struct probe *probe, struct doctor *doctor, uint32_t from, uint32_t to,
-		    uint32_t rail, const char *text)
+		    uint32_t rail, uint32_t code, const char *text)
 {
 	char name[300];
 	uint32_t bad = 0;
@@ -216,7 +223,7 @@ static void say_bad(struct probe *probe, struct doctor *doctor, uint32_t from, u
 	if (bad > FAULTS_TOLD)
 		return;
 	doctor_say(doctor, HEALTH_PROBLEM, "probe", "weights can't travel this way",
-		   fix_of(probe, from, to, rail), "%s: %s%s",
+		   fix_of(probe, from, to, rail, code), "%s: %s%s",
 		   probe_pair_name(probe, from, to, rail, name, sizeof(name)), text,
 		   bad == FAULTS_TOLD ? " (others that failed are in the matrix only)" : "");
 }
@@ -253,11 +260,6 @@ static int wire_open(struct probe *probe, uint32_t other, uint32_t rail, struct 
 			      .memory = probe->memory.base,
 			      .remote_key = remote->key,
 			      .remote_base = remote->base};
-	if (nic->protocol != remote->protocol)
-		return ws_fail(
-			err, -EPROTO,
-			"the two speak different protocols: use the same provider and library "
-			"version at both ends");
 	return nic->transport->peer_open(nic, &wire->peer, address, err);
 }
 
@@ -330,7 +332,7 @@ static void take_failures(struct probe *probe, struct doctor *doctor, uint32_t r
 		pair_at(probe, rank, other, rail)->state = PAIR_BAD;
 		pair_at(probe, other, rank, rail)->state = PAIR_BAD;
 		if (!known)
-			say_bad(probe, doctor, rank, other, rail, text);
+			say_bad(probe, doctor, rank, other, rail, 0, text);
 	}
 }
 
@@ -406,13 +408,15 @@ static void step_take(struct probe *probe, struct doctor *doctor, uint32_t from,
 	pair->state = good ? PAIR_GOOD : PAIR_BAD;
 	if (good)
 		return;
-	if (write_code == 0 || (read_code != 0 && read_code != ETIMEDOUT))
+	uint32_t code = write_code;
+	snprintf(both, sizeof(both), "%s", written);
+	if (write_code == 0 || (read_code != 0 && read_code != ETIMEDOUT)) {
+		code = read_code;
 		snprintf(both, sizeof(both), "%s", received);
-	else if (read_code == 0 || write_code != ETIMEDOUT)
-		snprintf(both, sizeof(both), "%s", written);
-	else
+	} else if (read_code == ETIMEDOUT && write_code == ETIMEDOUT) {
 		snprintf(both, sizeof(both), "%s; there: %s", written, received);
-	say_bad(probe, doctor, from, to, rail, both);
+	}
+	say_bad(probe, doctor, from, to, rail, code, both);
 }
 
 static int step(struct probe *probe, struct doctor *doctor, uint32_t from, uint32_t to,
@@ -447,8 +451,6 @@ static int probe_pairs(struct probe *probe, struct doctor *doctor, struct ws_err
 	uint32_t tried = 0;
 	int rc = 0;
 
-	if (probe->memory.base != NULL)
-		wire_clear(&(struct wire){.memory = probe->memory.base});
 	for (uint32_t from = 0; rc == 0 && from < probe->world; from++)
 		for (uint32_t to = 0; rc == 0 && to < probe->world; to++)
 			for (uint32_t rail = 0; rc == 0 && rail < NICS_MAX; rail++) {

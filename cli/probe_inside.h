@@ -86,8 +86,8 @@ static inline struct wire *wire_at(const struct probe *probe, uint32_t other, ui
 }
 
 /* ---- probe_report.c: pure. */
-/* Which NICs of two ranks are joined: those of one subnet and transport, in order; where a rail
- * joins processes of one host, no other.  rails_out has room for NICS_MAX. */
+/* Which NICs of two ranks are joined: those of one transport, protocol and subnet, in order; where
+ * a rail joins processes of one host, no other.  rails_out has room for NICS_MAX. */
 uint32_t probe_rails(const struct probe_rank *from, const struct probe_rank *to,
 		     struct rail *rails_out);
 /* Pairs that no rail joins, and pairs that are far slower than others of their transport. */

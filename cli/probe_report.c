@@ -58,8 +58,9 @@ static void list_subnets(const struct probe_rank *rank, char *out, size_t room)
 {
 	struct writer text = writer_fixed(out, room - 1);
 	for (uint32_t i = 0; i < rank->nic_count; i++)
-		write_format(&text, "%s%s (%s)", i > 0 ? ", " : "", rank->nics[i].name,
-			     rank->nics[i].subnet);
+		write_format(&text, "%s%s (%s, protocol %04x)", i > 0 ? ", " : "",
+			     rank->nics[i].name, rank->nics[i].subnet,
+			     (unsigned)(rank->nics[i].protocol & 0xffff));
 	out[text.count] = '\0';
 }
 

@@ -158,9 +158,10 @@ static int wire_expect(struct wire *wire, const char *what, uint32_t want, struc
 	uint32_t imm = 0;
 	int rc = wire_next(wire, what, &imm, err);
 	if (rc == 0 && imm == IMM_BAD)
-		rc = ws_fail(err, -EIO, "the other end says that what came isn't what was written");
+		rc = ws_fail(err, -EBADMSG,
+			     "the other end says that what came isn't what was written");
 	else if (rc == 0 && imm != want)
-		rc = ws_fail(err, -EIO,
+		rc = ws_fail(err, -EBADMSG,
 			     "immediate 0x%08" PRIx32 " came where 0x%08" PRIx32 " was due (%s)",
 			     imm, want, what);
 	return rc;
@@ -275,7 +276,7 @@ static int check_imms(const uint32_t *imms, struct ws_error *err)
 			other = meant ? other : imms[k];
 		}
 		if (count != 1)
-			return ws_fail(err, -EIO,
+			return ws_fail(err, -EBADMSG,
 				       "immediate 0x%08" PRIx32 " came %u times (0x%08" PRIx32
 				       " came, too): immediates must have all of their 32 bits",
 				       sizes[i].imm, count, other);
@@ -291,7 +292,7 @@ static int check_content(const struct wire *wire, uint64_t seed, struct ws_error
 		for (uint64_t k = 0; k < bytes; k += sizeof(seed)) {
 			uint64_t want = mix64(seed + i + k);
 			if (memcmp(at + k, &want, sizeof(want)) != 0)
-				return ws_fail(err, -EIO,
+				return ws_fail(err, -EBADMSG,
 					       "a write of %" PRIu64
 					       " bytes has other content from "
 					       "byte %" PRIu64 " on",
@@ -330,6 +331,11 @@ int wire_answer(struct wire *wire, uint64_t seed, struct ws_error *err)
 			data++;
 		else if (rc == 0 && (imm & 0xff000000) == IMM_END)
 			want = imm & 0xffffff;
+		else if (rc == 0)
+			rc = ws_fail(err, -EBADMSG,
+				     "immediate 0x%08" PRIx32 " came, which wasn't written, or a "
+				     "second time",
+				     imm);
 	}
 	if (rc == 0)
 		rc = wire_post(wire, 0, 8, IMM_DONE, err);
