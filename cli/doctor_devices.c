@@ -162,7 +162,8 @@ static void gpu(struct doctor *doctor)
 			   "the NVIDIA driver is loaded, but there are no device files");
 		return;
 	}
-	doctor_say(doctor, HEALTH_OK, "gpu", "", "", "%u NVIDIA GPUs, driver%.*s", count,
+	doctor_say(doctor, HEALTH_OK, "gpu", "", "", "%u NVIDIA GPU%s, driver%.*s", count,
+		   count == 1 ? "" : "s",
 		   number != NULL ? (int)MIN(strcspn(number + 2, "  ") + 2, 24) : 8,
 		   number != NULL ? number + 1 : " unknown");
 	if (visible != NULL && (visible[0] == '\0' || strcmp(visible, "-1") == 0))

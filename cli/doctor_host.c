@@ -102,7 +102,8 @@ static void memlock(struct doctor *doctor)
 			   "%s, but this process has CAP_IPC_LOCK and is above it", text);
 	else if (host_rdma_count(doctor) == 0)
 		doctor_say(doctor, HEALTH_NOTE, "memlock", why,
-			   "nothing as long as there is no RDMA device", "%s", text);
+			   "nothing as long as there is no RDMA device",
+			   "%s of memory may be locked", text);
 	else if (soft < MEMLOCK_LEAST)
 		doctor_say(doctor, HEALTH_PROBLEM, "memlock", why, fix,
 			   "only %s of memory may be locked", text);
@@ -122,8 +123,8 @@ static void files(struct doctor *doctor)
 	uint64_t peers = soft > FILES_OF_OURS ? (soft - FILES_OF_OURS) / FILES_EACH_PEER : 0;
 	if (soft >= FILES_ENOUGH) {
 		doctor_say(doctor, HEALTH_OK, "files", "", "",
-			   "%llu may be open: about %llu peers over tcp", (unsigned long long)soft,
-			   (unsigned long long)peers);
+			   "%llu may be open, enough for about %llu peers over tcp",
+			   (unsigned long long)soft, (unsigned long long)peers);
 		return;
 	}
 	snprintf(fix, sizeof(fix), "`ulimit -n %llu`%s",
@@ -131,8 +132,8 @@ static void files(struct doctor *doctor)
 		 hard < FILES_ENOUGH ? ", after raising nofile in /etc/security/limits.conf" : "");
 	doctor_say(doctor, peers == 0 ? HEALTH_PROBLEM : HEALTH_WARNING, "files",
 		   "a peer over tcp holds 22 of them for each pair of NICs", fix,
-		   "only %llu may be open: about %llu peers over tcp", (unsigned long long)soft,
-		   (unsigned long long)peers);
+		   "only %llu may be open, enough for about %llu peers over tcp",
+		   (unsigned long long)soft, (unsigned long long)peers);
 }
 
 /* The word in brackets: "always [madvise] never". */
@@ -266,7 +267,7 @@ static void cores(struct doctor *doctor)
 			"cpuset",
 			"this process is bound to core %s", list);
 	else
-		doctor_say(doctor, HEALTH_OK, "cores", "", "", "%u: %s", count, list);
+		doctor_say(doctor, HEALTH_OK, "cores", "", "", "%u (%s)", count, list);
 }
 
 void doctor_host(struct doctor *doctor)

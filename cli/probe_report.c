@@ -14,10 +14,11 @@
 
 static bool may_join(const struct probe_nic *from, const struct probe_nic *to)
 {
-	return strcmp(from->transport, to->transport) == 0 && strcmp(from->subnet, to->subnet) == 0;
+	return from->protocol == to->protocol && strcmp(from->transport, to->transport) == 0 &&
+	       strcmp(from->subnet, to->subnet) == 0;
 }
 
-/* Which of its rank's NICs of that transport and subnet it is. */
+/* Which it is among its rank's NICs that could take its place. */
 static uint32_t number_among(const struct probe_rank *rank, uint32_t nic)
 {
 	uint32_t number = 0;

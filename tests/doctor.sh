@@ -1,0 +1,231 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# weightsync doctor: the whole output for hosts that are trees of files, against tests/doctor/*.txt
+# (UPDATE=1 writes them anew); what must hold on this host, whatever it is; the probe among
+# processes, and what it says of what is broken on purpose.
+. "$(dirname "$0")/lib.sh"
+cd "$work" || exit 1
+export TMPDIR="$work"
+
+# put TREE PATH TEXT..: a file of that tree, a line for each text.
+put() {
+	tree=$1 path=$2
+	shift 2
+	mkdir -p "$tree$(dirname "$path")"
+	printf '%s\n' "$@" >"$tree$path"
+}
+
+limits() {
+	put "$1" /proc/self/limits 'Limit                     Soft Limit           Hard Limit           Units' \
+		"Max open files            $2                 $3              files" \
+		"Max locked memory         $4             $4             bytes"
+}
+
+# What every tree has: a usual server, nothing to complain about.
+host() {
+	put "$1" /proc/sys/kernel/osrelease 6.1.0-25-amd64
+	put "$1" /proc/self/status 'Name:	weightsync' 'CapEff:	0000000000000000' 'Seccomp:	0' 'Cpus_allowed_list:	0-15'
+	put "$1" /proc/self/uid_map '         0          0 4294967295'
+	put "$1" /proc/self/mounts 'tmpfs /dev/shm tmpfs rw,nosuid,nodev,size=131072000k 0 0'
+	put "$1" /sys/kernel/mm/transparent_hugepage/enabled 'always [madvise] never'
+	put "$1" /sys/kernel/mm/transparent_hugepage/shmem_enabled 'always within_size [advise] never deny force'
+	put "$1" /sys/devices/system/clocksource/clocksource0/current_clocksource tsc
+	limits "$1" 65536 65536 unlimited
+}
+
+# rdma TREE DEVICE DRIVER FIRMWARE NUMBER: an RDMA device with its file.
+rdma() {
+	put "$1" "/sys/class/infiniband/$2/fw_ver" "$4"
+	mkdir -p "$1/sys/class/infiniband/$2/device" "$1/dev/infiniband"
+	ln -s "../../../bus/pci/drivers/$3" "$1/sys/class/infiniband/$2/device/driver"
+	: >"$1/dev/infiniband/uverbs$5"
+}
+
+card() {
+	put "$1" "/sys/bus/pci/devices/$2/vendor" "$3"
+	put "$1" "/sys/bus/pci/devices/$2/device" "$4"
+	put "$1" "/sys/bus/pci/devices/$2/class" "$5"
+}
+
+# A workstation: no RDMA, a distribution's limits.
+host plain
+limits plain 1024 1048576 8388608
+put plain /sys/kernel/mm/transparent_hugepage/shmem_enabled 'always within_size advise [never] deny force'
+
+# A server as it should be: eight GPUs, two NICs.
+host server
+rdma server mlx5_0 mlx5_core 28.39.1002 0
+rdma server mlx5_1 mlx5_core 28.39.1002 1
+put server /proc/driver/nvidia/version 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build'
+put server /sys/module/nvidia_peermem/version 570.86.15
+for gpu in 0 1 2 3 4 5 6 7; do put server "/dev/nvidia$gpu" ''; done
+
+# The same server, seen from a container that was started without thought.
+host container
+limits container 1024 1024 8388608
+put container /proc/self/status 'CapEff:	00000000a80425fb' 'Seccomp:	2' 'Cpus_allowed_list:	3'
+put container /proc/self/mounts 'shm /dev/shm tmpfs rw,size=65536k 0 0'
+rdma container mlx5_0 mlx5_core 28.39.1002 0
+rm -r container/dev/infiniband
+put container /proc/driver/nvidia/version 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build'
+
+# An old host whose card's driver isn't loaded.
+host old
+put old /proc/sys/kernel/osrelease 4.18.0-553.el8.x86_64
+put old /sys/devices/system/clocksource/clocksource0/current_clocksource hpet
+card old 0000:18:00.0 0x15b3 0x1021 0x020700
+card old 0000:00:1f.0 0x8086 0x7a04 0x060100
+put old /dev/nvidia0 ''
+rm old/sys/kernel/mm/transparent_hugepage/shmem_enabled
+
+# snapshot STATUS TREE [OPTION..]: the whole output, to the letter.
+snapshot() {
+	want=$1 tree=$2 name=$2${3:+.${3#--}}
+	shift
+	shift
+	env -i "$ws" doctor --root "$tree" "$@" >"$name.txt" 2>&1
+	got=$?
+	[ -z "${UPDATE:-}" ] || cp "$name.txt" "$tests/doctor/$name.txt"
+	if [ "$got" != "$want" ]; then
+		failed "doctor of $name" "status $got, expected $want" "$name.txt"
+	elif diff -u "$tests/doctor/$name.txt" "$name.txt" >diff 2>&1; then
+		passed "doctor of $name: to the letter, status $want"
+	else
+		failed "doctor of $name" "differs" diff 40
+	fi
+}
+
+snapshot 0 plain
+snapshot 0 server
+snapshot 1 container
+snapshot 1 container --json
+snapshot 0 old
+
+# says STATUS 'PATTERN' COMMAND..: the command ends so, and says so.
+says() {
+	want=$1 pattern=$2
+	shift 2
+	timeout 100 "$@" >out 2>&1 </dev/null
+	got=$?
+	if [ "$got" != "$want" ]; then
+		failed "$*" "status $got, expected $want" out 30
+	elif ! grep -q -e "$pattern" out; then
+		failed "$*" "doesn't say '$pattern'" out 30
+	else
+		passed "$*: $want, $pattern"
+	fi
+}
+
+says 2 "go together" "$ws" doctor --rank 1
+says 2 "listen is for one host" "$ws" doctor --listen a:1 --peer b:1 --key k
+says 2 "\-\-peer and --key go together" "$ws" doctor --peer 127.0.0.1:1
+says 2 "looks at files only" "$ws" doctor --root plain --rank 0 --world 2
+says 1 "no transport is named 'vebs'" "$ws" doctor --transport vebs
+says 1 "no interface of this host" "$ws" doctor --nics 203.0.113.7
+says 0 "ok *launcher *torchrun: 1 ranks" env RANK=0 WORLD_SIZE=1 "$ws" doctor --nics 127.0.0.1
+says 0 "warning *launcher *RANK is set, but WORLD_SIZE isn't" env RANK=0 "$ws" doctor --nics 127.0.0.1
+says 1 "problem *launcher .*torchrun says rank 1 of 2" env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 RANK=1 \
+	WORLD_SIZE=2 "$ws" doctor --nics 127.0.0.1
+
+# This host, whatever it is: an update over loopback works here, or these tests wouldn't.
+"$ws" doctor --nics 127.0.0.1 --json >live.json 2>out &&
+	python3 - live.json 2>>out <<'P' && passed "doctor --json here: each area, each finding whole" ||
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+findings = [line for line in lines if line["kind"] == "finding"]
+areas = {finding["area"] for finding in findings}
+assert {"kernel", "cores", "memlock", "files", "hugepages", "shm", "rdma", "gpu", "cma", "launcher", "nic",
+        "transport"} <= areas, areas
+for finding in findings:
+    assert finding["level"] in ("ok", "note", "warning"), finding
+    assert finding["what"], finding
+    assert (finding["level"] == "ok") == (not finding["why"]) == (not finding["fix"]), finding
+assert lines[-1] == {"kind": "verdict", "update_would_work": True, "problems": 0,
+                     "warnings": sum(finding["level"] == "warning" for finding in findings)}, lines[-1]
+P
+	failed "doctor --json here" "no" out
+
+# Among processes of this host.
+probe() {
+	mpi "$1" "$ws" doctor --json --start-deadline 20s $2 >probe.json 2>out
+	got=$?
+	[ "$got" = 0 ] && python3 - probe.json "$1" "$3" 2>>out <<'P' && passed "doctor $2 among $1: every pair, $3 rails" ||
+import json, sys
+lines = [json.loads(line) for line in open(sys.argv[1])]
+world, rails = int(sys.argv[2]), int(sys.argv[3])
+pairs = {(line["from"], line["to"], line["rail"]): line for line in lines if line["kind"] == "pair"}
+assert set(pairs) == {(a, b, r) for a in range(world) for b in range(world) for r in range(rails) if a != b}, pairs
+for pair in pairs.values():
+    assert pair["good"] and 0 < pair["p50_us"] <= pair["p99_us"] and pair["gb_per_s"] > 0, pair
+ranks = [line for line in lines if line["kind"] == "rank"]
+assert [rank["rank"] for rank in ranks] == list(range(world))
+if world > 2:
+    assert all(rank["all_to_all_gb_per_s"] > 0 and rank["incast_gb_per_s"] > 0 for rank in ranks), ranks
+assert lines[-1]["update_would_work"]
+P
+		failed "doctor $2 among $1" "status $got" out 20
+}
+
+probe 3 "--nics 127.0.0.1" 1
+probe 2 "--nics 127.0.0.1,127.0.0.2" 2
+probe 3 "--transport ipc --nics host" 1
+
+# Two hosts, as it were; one of them is broken by a rule.
+"$ws" keygen -o key
+port=$((20000 + $$ % 20000))
+broken() {
+	name=$1 rule=$2 pattern=$3 port=$((port + 1))
+	timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --transport fault --deadline 2s \
+		--nics "$rule:fabric:tcp/127.0.0.1" >there 2>&1 &
+	there=$!
+	timeout 60 "$ws" doctor --peer "127.0.0.1:$port" --key key --transport fault --deadline 2s \
+		--nics ":fabric:tcp/127.0.0.1" >here 2>&1
+	here=$?
+	wait "$there"
+	got=$?
+	# Sentences are folded.
+	if [ "$here $got" = "1 1" ] && tr -s ' \n' ' ' <there | grep -q -e "problem probe rank 0 .* to rank 1 .*: $pattern"; then
+		passed "doctor finds a NIC that $name"
+	else
+		failed "doctor finds a NIC that $name" "status $here here, $got there" there 40
+	fi
+}
+broken "loses a write" drop_nth=2 "the answer .* in time; there: a write .* in time"
+broken "changes a byte" corrupt_nth=3 "a write of 65536 bytes has other content from byte"
+broken "writes a half only" cut_nth=4 "a write of 1048576 bytes has other content from byte 524288"
+broken "fails" fail_nth=9 "a write on .* failed: "
+broken "gives an immediate twice" dup_nth=2 "immediate 0x80000001 came"
+
+timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --nics 127.0.0.1 --start-deadline 1s >there 2>&1
+[ $? = 1 ] && tr -s ' \n' ' ' <there | grep -q "of 2 ranks these haven't come: 1; do they run" &&
+	passed "doctor names the rank that doesn't come" || failed "doctor names the rank that doesn't come" "no" there
+"$ws" keygen -o other
+timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --nics 127.0.0.1 --start-deadline 5s >there 2>&1 &
+timeout 60 "$ws" doctor --peer "127.0.0.1:$port" --key other --nics 127.0.0.1 --start-deadline 5s >here 2>&1
+[ $? = 1 ] && grep -q "key" here && passed "doctor says that the key is another" ||
+	failed "doctor says that the key is another" "no" here
+wait
+
+# A rank that dies in mid probe: the others say who, in time.  A write that is lost holds the first step up meanwhile.
+for rank in 0 1 2; do
+	rule=
+	[ "$rank" != 0 ] || rule=drop_nth=1
+	"$ws" doctor --rank "$rank" --world 3 --job dies --transport fault --nics "$rule:fabric:tcp/127.0.0.1" \
+		--start-deadline 10s --deadline 4s >"rank$rank" 2>&1 &
+	eval "pid$rank=$!"
+done
+for _ in $(seq 100); do
+	! ls "$work"/weightsync-*dies/hub >/dev/null 2>&1 || break
+	sleep 0.1
+done
+sleep 1
+# shellcheck disable=SC2154
+kill -9 "$pid2"
+# shellcheck disable=SC2154
+wait "$pid0"
+[ $? = 1 ] && tr -s ' \n' ' ' <rank0 | grep -q -E "of 3 ranks these (said nothing any more|haven't come): 2;" &&
+	passed "doctor names the rank that died" || failed "doctor names the rank that died" "no" rank0 30
+wait
+[ -z "$(ls -d "$work"/weightsync-* 2>/dev/null)" ] && passed "doctor leaves no folder behind" ||
+	failed "doctor leaves no folder behind" "$(ls -d "$work"/weightsync-*)"
+[ "$failures" = 0 ]
