@@ -98,6 +98,9 @@ int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t 
 #define LAUNCHER_COUNT 3
 bool launch_half_set(uint32_t launcher, const char **set_out, const char **unset_out);
 
+/* This process among those of the job on this host; 0 of 0 where no launcher says it. */
+void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out);
+
 /*
  * The job's folder for the run key and the hub's address: 0700, owned by this user, named by user
  * and job.  Rank 0 makes it and removes it; the others wait for what it writes.  One host only.

@@ -16,7 +16,7 @@
 #include "cli/cli.h"
 
 struct launcher {
-	const char *name, *rank, *world;
+	const char *name, *rank, *world, *local_rank, *local_ranks;
 	const char *job[3]; /* the first that is set names the job */
 };
 
@@ -26,9 +26,21 @@ static const struct launcher launchers[] = {
 	{"Open MPI",
 	 "OMPI_COMM_WORLD_RANK",
 	 "OMPI_COMM_WORLD_SIZE",
+	 "OMPI_COMM_WORLD_LOCAL_RANK",
+	 "OMPI_COMM_WORLD_LOCAL_SIZE",
 	 {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}},
-	{"torchrun", "RANK", "WORLD_SIZE", {"TORCHELASTIC_RUN_ID", "MASTER_PORT", NULL}},
-	{"Slurm", "SLURM_PROCID", "SLURM_NTASKS", {"SLURM_JOB_ID", NULL, NULL}},
+	{"torchrun",
+	 "RANK",
+	 "WORLD_SIZE",
+	 "LOCAL_RANK",
+	 "LOCAL_WORLD_SIZE",
+	 {"TORCHELASTIC_RUN_ID", "MASTER_PORT", NULL}},
+	{"Slurm",
+	 "SLURM_PROCID",
+	 "SLURM_NTASKS",
+	 "SLURM_LOCALID",
+	 "SLURM_STEP_TASKS_PER_NODE",
+	 {"SLURM_JOB_ID", NULL, NULL}},
 };
 
 _Static_assert(ARRAY_SIZE(launchers) == LAUNCHER_COUNT, "cli.h counts them");
@@ -127,6 +139,29 @@ int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t 
 	if (job != NULL)
 		name_job(launch, job);
 	return check_rank(launch, err);
+}
+
+/* A number that may be followed by more: Slurm writes "8(x2),4", the most first. */
+static bool read_local(const char *name, uint32_t *value_out)
+{
+	const char *text = getenv(name);
+	char *end = NULL;
+	unsigned long value = text != NULL ? strtoul(text, &end, 10) : 0;
+	bool read = text != NULL && end != text && text[0] != '-' && value <= RANKS_MAX;
+
+	*value_out = read ? (uint32_t)value : 0;
+	return read;
+}
+
+void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out)
+{
+	*local_rank_out = *local_ranks_out = 0;
+	for (size_t i = 0; i < ARRAY_SIZE(launchers); i++)
+		if (read_local(launchers[i].local_rank, local_rank_out) &&
+		    read_local(launchers[i].local_ranks, local_ranks_out) &&
+		    *local_rank_out < *local_ranks_out)
+			return;
+	*local_rank_out = *local_ranks_out = 0;
 }
 
 static int rendezvous_name(struct rendezvous *meet, const struct launch *launch,

@@ -80,6 +80,14 @@ static struct pci_place place_of(const struct topology *topology, const struct n
 	return (struct pci_place){.numa = info->numa, .package = -1};
 }
 
+enum distance nic_distance(const struct topology *topology, const struct nic_info *info,
+			   uint32_t gpu)
+{
+	struct pci_place place = place_of(topology, info);
+
+	return pci_distance(&place, &topology->gpus[gpu].at);
+}
+
 int topology_gpu_find(const struct topology *topology, const char *gpu, int *index_out,
 		      struct ws_error *err)
 {
@@ -216,7 +224,7 @@ static void gpu_skip(const struct matrix *matrix, uint32_t gpu, struct nic_info 
 	struct nic_info *info = &infos[nic];
 	char others[NIC_TROUBLE_MAX / 2];
 	enum distance distance = distance_of(matrix->far[gpu * matrix->count + nic]);
-	uint32_t chosen = 0;
+	const struct nic_info *chosen = NULL;
 
 	if (info->gpus != 0) {
 		gpus_spell(info->gpus, others, sizeof(others));
@@ -226,10 +234,12 @@ static void gpu_skip(const struct matrix *matrix, uint32_t gpu, struct nic_info 
 		snprintf(info->skipped, sizeof(info->skipped), "behind another socket than GPU %u",
 			 gpu);
 	} else {
-		while ((infos[chosen].gpus >> gpu & 1) == 0)
-			chosen++;
+		for (uint32_t i = 0; i < matrix->count; i++)
+			if ((infos[i].gpus >> gpu & 1) != 0 &&
+			    (chosen == NULL || comes_before(&infos[i], chosen)))
+				chosen = &infos[i];
 		snprintf(info->skipped, sizeof(info->skipped),
-			 "%.48s is nearer to GPU %u (%s, not %s)", infos[chosen].device, gpu,
+			 "%.48s is nearer to GPU %u (%s, not %s)", chosen->device, gpu,
 			 distance_name(distance_of(matrix->nearest[gpu])), distance_name(distance));
 	}
 }
@@ -275,6 +285,21 @@ static void host_choose(const struct topology *topology, struct nic_info *infos,
 	}
 }
 
+/* Those that come first in the dealing order stay. */
+static void cut_to_max(struct nic_info *infos, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t before = 0;
+		for (uint32_t j = 0; j < count; j++)
+			before += infos[j].skipped[0] == 0 && comes_before(&infos[j], &infos[i]);
+		if (infos[i].skipped[0] != 0 || before < NICS_CHOSEN_MAX)
+			continue;
+		snprintf(infos[i].skipped, sizeof(infos[i].skipped),
+			 "a rank uses %d NICs at most unless they are named", NICS_CHOSEN_MAX);
+		infos[i].near[0] = 0;
+	}
+}
+
 int nics_choose(const struct topology *topology, int gpu, struct nic_info *infos, uint32_t count,
 		struct ws_error *err)
 {
@@ -291,6 +316,7 @@ int nics_choose(const struct topology *topology, int gpu, struct nic_info *infos
 		gpu_choose(&matrix, (uint32_t)gpu, infos);
 	else
 		host_choose(topology, infos, count);
+	cut_to_max(infos, count);
 	mem_free(matrix.far);
 	return 0;
 }
@@ -344,13 +370,17 @@ void core_choose(const struct topology *topology, const struct nic_info *infos, 
 	choice_out->cpu = -1;
 	if (local_ranks == 0) {
 		snprintf(why, room, "not bound: how many ranks this host has isn't known");
-	} else if (allowed < CORES_PER_RANK_MIN ||
-		   topology->core_count / local_ranks < CORES_PER_RANK_MIN) {
-		snprintf(why, room,
-			 "not bound: %u of %u cores for this process and %u rank%s on this host, "
-			 "and %u for each would be needed",
-			 allowed, topology->core_count, local_ranks, local_ranks == 1 ? "" : "s",
-			 CORES_PER_RANK_MIN);
+	} else if (allowed < CORES_PER_RANK_MIN) {
+		snprintf(
+			why, room,
+			"not bound: this process may use %u core%s, and %u are needed to spare one",
+			allowed, allowed == 1 ? "" : "s", CORES_PER_RANK_MIN);
+	} else if (topology->core_count / local_ranks < CORES_PER_RANK_MIN) {
+		snprintf(
+			why, room,
+			"not bound: %u cores for %u ranks on this host, and %u for each are needed "
+			"to spare one",
+			topology->core_count, local_ranks, CORES_PER_RANK_MIN);
 	} else if (near < 2) {
 		snprintf(
 			why, room,

@@ -16,6 +16,8 @@
 
 #include "lib/transport/tables.h"
 
+#define SYSFS_BYTES_MAX 65536 /* sysfs calls each file a page long */
+
 /* ---------------------------------------------------------------- what sysfs says */
 
 static bool class_path(char path[128], const char *name, const char *what)
@@ -32,7 +34,8 @@ static uint64_t class_number(const char *name, const char *what)
 	void *text;
 	size_t count;
 
-	if (!class_path(path, name, what) || file_read(path, 64, &text, &count, NULL) != 0)
+	if (!class_path(path, name, what) ||
+	    file_read(path, SYSFS_BYTES_MAX, &text, &count, NULL) != 0)
 		return 0;
 	long number = strtol(text, &end, 10);
 	mem_free(text);

@@ -80,6 +80,9 @@ static int fabric_list(struct arena *arena, const char *provider, struct nic_inf
 		*count_out = 0;
 		rc = sockets_offers(arena, provider, infos_out, count_out, err);
 	}
+	/* A peer killed in mid write can leave a sender spinning inside libfabric for ever. */
+	for (uint32_t i = 0; rc == 0 && strcmp(provider, "shm") == 0 && i < *count_out; i++)
+		skip(&(*infos_out)[i], "shm survives no killed peer: name it for a benchmark");
 	return rc;
 }
 

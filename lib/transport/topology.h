@@ -16,9 +16,10 @@
 
 #include "lib/transport/transport.h"
 
-#define PCI_TEXT_BYTES 16
-#define PCI_DEPTH_MAX  12
-#define GPUS_MAX       64 /* bits of nic_info.gpus */
+#define PCI_TEXT_BYTES	16
+#define PCI_DEPTH_MAX	12
+#define GPUS_MAX	64 /* bits of nic_info.gpus */
+#define NICS_CHOSEN_MAX 8  /* for one rank, unless it names more (up to NICS_MAX) */
 
 /* Where a device hangs. */
 struct pci_place {
@@ -84,6 +85,10 @@ int topology_gpu_find(const struct topology *topology, const char *gpu, int *ind
 enum distance pci_distance(const struct pci_place *a, const struct pci_place *b);
 const char *distance_name(enum distance distance); /* "same switch" */
 
+/* After nics_place. */
+enum distance nic_distance(const struct topology *topology, const struct nic_info *info,
+			   uint32_t gpu);
+
 /* nics_list for a saved topology: what its file tells of a transport's NICs. */
 int topology_nics(const struct topology *topology, struct arena *arena, const char *transport,
 		  const char *provider, struct nic_info **infos_out, uint32_t *count_out,
@@ -100,7 +105,7 @@ void nics_place(const struct topology *topology, struct nic_info *infos, uint32_
  * A GPU is served by the NICs nearest to it.  GPUs that have the same nearest ones share them
  * evenly: NIC i goes to GPU i modulo their number, or GPU i to NIC i modulo theirs where GPUs are
  * more.  Host memory is served by the NICs of the process's NUMA node, if it is bound to one that
- * has any, else by all.  -ENOMEM.
+ * has any, else by all.  More than NICS_CHOSEN_MAX are cut.  -ENOMEM.
  */
 int nics_choose(const struct topology *topology, int gpu, struct nic_info *infos, uint32_t count,
 		struct ws_error *err);
