@@ -3,90 +3,10 @@
  * Topologies of hosts that aren't here (tests/topologies, written by make.py): which NICs serve
  * which GPU, why the others don't, and where I/O threads run.  The expected maps are by hand.
  */
-#include "lib/transport/topology.h"
-
 #include <errno.h>
-#include <stdio.h>
-#include <string.h>
 
 #include "tests/folder.h"
-#include "tests/test.h"
-
-#define NICS_SHOWN_MAX 40
-
-static struct ws_error err;
-
-/* What a saved host offers to one transport, chosen for one GPU. */
-struct saved {
-	struct topology topology;
-	struct arena arena;
-	struct nic_info *infos;
-	uint32_t count;
-};
-
-static void saved_load(struct saved *saved, const char *name)
-{
-	char path[64];
-
-	memset(saved, 0, sizeof(*saved));
-	snprintf(path, sizeof(path), "tests/topologies/%s.xml", name);
-	ck_ok(topology_load(&saved->topology, path, &err), err);
-}
-
-static void saved_list(struct saved *saved, const char *transport, const char *provider)
-{
-	ck_ok(topology_nics(&saved->topology, &saved->arena, transport, provider, &saved->infos,
-			    &saved->count, &err),
-	      err);
-	nics_place(&saved->topology, saved->infos, saved->count);
-}
-
-static void saved_choose(struct saved *saved, int gpu)
-{
-	ck_ok(nics_choose(&saved->topology, gpu, saved->infos, saved->count, &err), err);
-}
-
-static void saved_release(struct saved *saved)
-{
-	topology_release(&saved->topology);
-	arena_release(&saved->arena);
-	ck_assert_uint_eq(mem_live_count(), 0);
-}
-
-static struct nic_info *info_find(const struct saved *saved, const char *device)
-{
-	for (uint32_t i = 0; i < saved->count; i++)
-		if (strcmp(saved->infos[i].device, device) == 0)
-			return &saved->infos[i];
-	ck_abort_msg("no NIC is named '%s'", device);
-}
-
-/* The names of those that serve a GPU, in the list's order, with blanks between. */
-static const char *serving(const struct saved *saved, uint32_t gpu)
-{
-	static char text[NICS_SHOWN_MAX * NIC_NAME_MAX];
-	struct writer out = writer_fixed(text, sizeof(text) - 1);
-
-	for (uint32_t i = 0; i < saved->count; i++)
-		if ((saved->infos[i].gpus >> gpu & 1) != 0)
-			write_format(&out, "%s%s", out.count > 0 ? " " : "",
-				     saved->infos[i].device);
-	ck_assert(!out.failed);
-	text[out.count] = '\0';
-	return text;
-}
-
-static void expect_map(const struct saved *saved, const char *const *map, uint32_t gpus)
-{
-	ck_assert_uint_eq(saved->topology.gpu_count, gpus);
-	for (uint32_t i = 0; i < gpus; i++)
-		ck_assert_str_eq(serving(saved, i), map[i]);
-}
-
-static void expect_reason(const struct saved *saved, const char *device, const char *reason)
-{
-	ck_assert_str_eq(info_find(saved, device)->skipped, reason);
-}
+#include "tests/topology_saved.h"
 
 /* ---------------------------------------------------------------- maps */
 
@@ -242,19 +162,6 @@ END_TEST
 
 /* ---------------------------------------------------------------- host memory */
 
-static const char *used(const struct saved *saved)
-{
-	static char text[NICS_SHOWN_MAX * NIC_NAME_MAX];
-	struct writer out = writer_fixed(text, sizeof(text) - 1);
-
-	for (uint32_t i = 0; i < saved->count; i++)
-		if (saved->infos[i].skipped[0] == '\0')
-			write_format(&out, "%s%s", out.count > 0 ? " " : "",
-				     saved->infos[i].device);
-	text[out.count] = '\0';
-	return text;
-}
-
 START_TEST(host_memory_uses_all_nics_of_a_process_that_is_not_bound)
 {
 	struct saved saved;
@@ -341,164 +248,6 @@ START_TEST(a_gpu_is_found_by_number_and_by_pci_address)
 	ck_fails(topology_gpu_find(&saved.topology, "0", &index, &err), -ENODEV, err);
 	ck_assert_str_eq(err.text, "there is no GPU '0': this host has none");
 	saved_release(&saved);
-}
-END_TEST
-
-/* ---------------------------------------------------------------- distances */
-
-START_TEST(shared_bridges_then_nodes_then_sockets_make_a_distance)
-{
-#define AT(node, socket, count, ...)                                                        \
-	{                                                                                   \
-		.numa = node, .package = socket, .depth = count, .bridges = { __VA_ARGS__ } \
-	}
-	static const struct {
-		struct pci_place a, b;
-		enum distance distance;
-	} cases[] = {
-		{AT(0, 0, 2, 1, 2), AT(0, 0, 2, 1, 2), DISTANCE_SWITCH},
-		{AT(0, 0, 3, 1, 2, 3), AT(0, 0, 3, 1, 2, 4), DISTANCE_SWITCH},
-		{AT(0, 0, 2, 1, 2), AT(0, 0, 2, 1, 3), DISTANCE_HOST_BRIDGE},
-		{AT(0, 0, 1, 1, 0), AT(0, 0, 1, 1, 0), DISTANCE_HOST_BRIDGE},
-		{AT(0, 0, 2, 1, 2), AT(0, 0, 2, 5, 6), DISTANCE_NODE},
-		{AT(0, 0, 2, 1, 2), AT(1, 0, 2, 5, 6), DISTANCE_SOCKET},
-		{AT(0, 0, 2, 1, 2), AT(1, 1, 2, 5, 6), DISTANCE_FAR},
-		{AT(0, -1, 2, 1, 2), AT(1, -1, 2, 5, 6), DISTANCE_FAR},
-		{AT(-1, -1, 2, 1, 2), AT(1, 1, 2, 5, 6), DISTANCE_UNKNOWN},
-		{AT(-1, -1, 0, 0), AT(-1, -1, 0, 0), DISTANCE_UNKNOWN},
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		ck_assert_int_eq(pci_distance(&cases[i].a, &cases[i].b), cases[i].distance);
-		ck_assert_int_eq(pci_distance(&cases[i].b, &cases[i].a), cases[i].distance);
-	}
-}
-END_TEST
-
-/* ---------------------------------------------------------------- hosts by seed */
-
-#define SEEDED_MAX 24
-
-static uint32_t draw(uint64_t *seed, uint32_t below)
-{
-	*seed = mix64(*seed + 0x9e3779b97f4a7c15u);
-	return (uint32_t)(*seed % below);
-}
-
-static struct pci_place place_draw(uint64_t *seed, uint32_t number)
-{
-	uint32_t node = draw(seed, 2), root = 10 + 2 * node + draw(seed, 2);
-	struct pci_place place = {
-		.numa = (int)node,
-		.package = (int)node,
-		.depth = 2 + draw(seed, 2),
-		.bridges = {root, 100 + 10 * root + draw(seed, 2), 10000 + number},
-	};
-	snprintf(place.address, sizeof(place.address), "0000:%02x:00.0", number);
-	return place;
-}
-
-static void infos_draw(uint64_t *seed, const struct topology *topology, struct nic_info *infos)
-{
-	for (uint32_t i = 0; i < topology->nic_count; i++) {
-		infos[i] = (struct nic_info){.numa = topology->nics[i].at.numa};
-		snprintf(infos[i].device, sizeof(infos[i].device), "%s", topology->nics[i].name);
-		snprintf(infos[i].pci, sizeof(infos[i].pci), "%s", topology->nics[i].at.address);
-		if (draw(seed, 6) == 0)
-			snprintf(infos[i].skipped, sizeof(infos[i].skipped), "port 1 is down");
-	}
-}
-
-static void host_draw(uint64_t *seed, struct topology *topology, struct topology_gpu *gpus,
-		      struct topology_nic *nics)
-{
-	*topology = (struct topology){.saved = true,
-				      .gpus = gpus,
-				      .nics = nics,
-				      .numa = -1,
-				      .gpu_count = 1 + draw(seed, 8),
-				      .nic_count = 1 + draw(seed, SEEDED_MAX)};
-	for (uint32_t i = 0; i < topology->gpu_count; i++)
-		gpus[i] = (struct topology_gpu){.at = place_draw(seed, i)};
-	for (uint32_t i = 0; i < topology->nic_count; i++) {
-		nics[i] = (struct topology_nic){.at = place_draw(seed, 64 + i), .rdma = true};
-		snprintf(nics[i].name, sizeof(nics[i].name), "mlx5_%u", i);
-	}
-}
-
-/* Whatever the host: a NIC that works serves each GPU, no nearer one is left out, each that isn't
- * chosen says why, and the order in which NICs are listed doesn't matter. */
-START_TEST(every_gpu_is_served_by_its_nearest_in_any_order_of_the_list)
-{
-	struct topology topology;
-	struct topology_gpu gpus[8];
-	struct topology_nic nics[SEEDED_MAX];
-	struct nic_info infos[SEEDED_MAX], turned[SEEDED_MAX];
-	uint64_t seed = mix64((uint64_t)_i + 1);
-
-	host_draw(&seed, &topology, gpus, nics);
-	infos_draw(&seed, &topology, infos);
-	uint32_t count = topology.nic_count, usable = 0;
-	for (uint32_t i = 0; i < count; i++) {
-		turned[count - 1 - i] = infos[i];
-		usable += infos[i].skipped[0] == '\0' ? 1 : 0;
-	}
-	uint32_t gpu = draw(&seed, topology.gpu_count);
-	ck_ok(nics_choose(&topology, (int)gpu, infos, count, &err), err);
-	ck_ok(nics_choose(&topology, (int)gpu, turned, count, &err), err);
-	uint64_t served = 0;
-	for (uint32_t i = 0; i < count; i++) {
-		const struct nic_info *info = &infos[i];
-		ck_assert_uint_eq(info->gpus, turned[count - 1 - i].gpus);
-		ck_assert_str_eq(info->skipped, turned[count - 1 - i].skipped);
-		ck_assert_int_eq((info->gpus >> gpu & 1) != 0, info->skipped[0] == '\0');
-		served |= info->gpus;
-		for (uint32_t k = 0; k < count; k++)
-			ck_assert(infos[k].skipped[0] != '\0' ||
-				  strcmp(info->skipped, "port 1 is down") == 0 ||
-				  nic_distance(&topology, &infos[k], gpu) <=
-					  nic_distance(&topology, info, gpu));
-	}
-	ck_assert_uint_eq(served, usable == 0 ? 0 : (UINT64_C(1) << topology.gpu_count) - 1);
-}
-END_TEST
-
-/* All equally near: the most and the least that a GPU has, or a NIC serves, differ by one. */
-START_TEST(equally_near_nics_are_shared_evenly)
-{
-	struct topology topology;
-	struct topology_gpu gpus[8];
-	struct topology_nic nics[SEEDED_MAX];
-	struct nic_info infos[SEEDED_MAX];
-	uint64_t seed = mix64((uint64_t)_i + 1000);
-	uint32_t gpu_least = UINT32_MAX, gpu_most = 0, nic_least = UINT32_MAX, nic_most = 0;
-
-	host_draw(&seed, &topology, gpus, nics);
-	for (uint32_t i = 0; i < topology.gpu_count; i++)
-		gpus[i].at.depth = 0, gpus[i].at.numa = 0;
-	for (uint32_t i = 0; i < topology.nic_count; i++)
-		nics[i].at.depth = 0, nics[i].at.numa = 0;
-	infos_draw(&seed, &topology, infos);
-	infos[0].skipped[0] = '\0';
-	ck_ok(nics_choose(&topology, 0, infos, topology.nic_count, &err), err);
-	for (uint32_t gpu = 0; gpu < topology.gpu_count; gpu++) {
-		uint32_t has = 0;
-		for (uint32_t i = 0; i < topology.nic_count; i++)
-			has += (infos[i].gpus >> gpu & 1) != 0 ? 1 : 0;
-		gpu_least = MIN(gpu_least, has);
-		gpu_most = MAX(gpu_most, has);
-	}
-	for (uint32_t i = 0; i < topology.nic_count; i++) {
-		if (strcmp(infos[i].skipped, "port 1 is down") == 0)
-			continue;
-		uint32_t serves = (uint32_t)__builtin_popcountll(infos[i].gpus);
-		nic_least = MIN(nic_least, serves);
-		nic_most = MAX(nic_most, serves);
-	}
-	ck_assert_uint_ge(gpu_least, 1);
-	ck_assert_uint_ge(nic_least, 1);
-	ck_assert_uint_le(gpu_most - gpu_least, 1);
-	ck_assert_uint_le(nic_most - nic_least, 1);
 }
 END_TEST
 
@@ -667,10 +416,6 @@ Suite *suite(void)
 	tcase_add_test(maps, host_memory_uses_the_nics_of_the_node_that_its_process_is_bound_to);
 	tcase_add_test(maps, a_rank_is_given_no_more_nics_than_it_can_have);
 	tcase_add_test(maps, a_gpu_is_found_by_number_and_by_pci_address);
-	tcase_add_test(maps, shared_bridges_then_nodes_then_sockets_make_a_distance);
-	tcase_add_loop_test(maps, every_gpu_is_served_by_its_nearest_in_any_order_of_the_list, 0,
-			    100);
-	tcase_add_loop_test(maps, equally_near_nics_are_shared_evenly, 0, 100);
 	tcase_add_test(maps, io_threads_are_spread_over_the_cores_near_their_nics);
 	tcase_add_test(maps, who_has_no_core_to_spare_is_not_bound_and_says_why);
 	suite_add_tcase(s, maps);

@@ -82,14 +82,34 @@ static bool is_gpu(hwloc_obj_t pci)
 	       pci->attr->pcidev.class_id >> 8 == CLASS_DISPLAY;
 }
 
-static void gpu_fill(hwloc_topology_t tree, hwloc_obj_t pci, struct topology_gpu *gpu)
+/* What NVIDIA's driver calls it: a line "Model: <tab> NVIDIA H200". */
+static bool model_read(const char *address, char name_out[64])
+{
+	char path[96];
+	void *text;
+	size_t count;
+
+	snprintf(path, sizeof(path), "/proc/driver/nvidia/gpus/%s/information", address);
+	if (file_read(path, 65536, &text, &count, NULL) != 0)
+		return false;
+	const char *model = strstr(text, "Model:");
+	if (model != NULL) {
+		model += strlen("Model:");
+		model += strspn(model, " \t");
+		snprintf(name_out, 64, "%.*s", (int)MIN(strcspn(model, "\n"), 63u), model);
+	}
+	mem_free(text);
+	return model != NULL;
+}
+
+static void gpu_fill(hwloc_topology_t tree, bool saved, hwloc_obj_t pci, struct topology_gpu *gpu)
 {
 	const char *name = hwloc_obj_get_info_by_name(pci, "PCIDevice");
 
 	place_fill(tree, pci, &gpu->at);
 	if (name != NULL)
 		snprintf(gpu->name, sizeof(gpu->name), "%.63s", name);
-	else
+	else if (saved || !model_read(gpu->at.address, gpu->name))
 		snprintf(gpu->name, sizeof(gpu->name), "%04x:%04x", pci->attr->pcidev.vendor_id,
 			 pci->attr->pcidev.device_id);
 }
@@ -152,7 +172,8 @@ static int gpus_take(hwloc_topology_t tree, struct topology *topology, struct ws
 		return ws_fail(err, -ENOMEM, "no memory for %u GPUs", room);
 	for (hwloc_obj_t pci = NULL; (pci = hwloc_get_next_pcidev(tree, pci)) != NULL;)
 		if (is_gpu(pci))
-			gpu_fill(tree, pci, &topology->gpus[topology->gpu_count++]);
+			gpu_fill(tree, topology->saved, pci,
+				 &topology->gpus[topology->gpu_count++]);
 	qsort(topology->gpus, topology->gpu_count, sizeof(*topology->gpus), by_gpu_address);
 	return 0;
 }
@@ -218,10 +239,12 @@ static int cores_take(hwloc_topology_t tree, struct topology *topology, struct w
 
 /* ---------------------------------------------------------------- load */
 
-/* Plugins that would open a GPU or an X display, only to say what PCI says too. */
+/* Plugins that would open a GPU or an X display, only to say what sysfs says too; and libpciaccess,
+ * which keeps all names of the PCI database for ever. */
 static void plugins_forbid(hwloc_topology_t tree)
 {
-	static const char *const names[] = {"cuda", "nvml", "rsmi", "levelzero", "opencl", "gl"};
+	static const char *const names[] = {"cuda",   "nvml", "rsmi", "levelzero",
+					    "opencl", "gl",   "pci"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
 		hwloc_topology_set_components(tree, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST,

@@ -41,7 +41,7 @@ enum distance {
 
 struct topology_gpu {
 	struct pci_place at;
-	char name[64]; /* the PCI database's, or "10de:2330" */
+	char name[64]; /* its driver's or the PCI database's, or "10de:2330" */
 };
 
 /* A network card's device in the kernel; a card may have several (an RDMA and a network one). */
