@@ -4,6 +4,7 @@
  *
  * ipc.c         a NIC: open, registrations, poll
  * ipc_post.c    one write: find the region, copy, hand the immediate over
+ * ipc_copy.c    the copy
  * ipc_peer.c    a peer: connect, death, and the fence
  * ipc_shared.c  files of other processes, looked at before they are believed
  *
@@ -146,6 +147,9 @@ void ipc_trouble(struct ipc *ipc, const char *format, ...) __attribute__((format
 /* Takes what is under [at, at + bytes) away from whoever has it mapped: memory_replace, and every
  * door of this process says so. */
 int ipc_revoke(uint64_t at, uint64_t bytes);
+
+/* ipc_copy.c */
+void ipc_copy(void *to, const void *from, size_t bytes);
 
 /* ipc_post.c */
 int ipc_post(struct nic *nic, const struct op *ops, int count);

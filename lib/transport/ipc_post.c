@@ -105,7 +105,7 @@ static enum outcome bytes_write(struct peer *peer, const struct op *op, const st
 		return OP_SENT;
 	if (view->memory == NULL)
 		return call_write(peer, op, failure);
-	memcpy(view->memory + (op->remote - view->base), op->local, op->bytes);
+	ipc_copy(view->memory + (op->remote - view->base), op->local, op->bytes);
 	return OP_SENT;
 }
 
