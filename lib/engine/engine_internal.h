@@ -200,6 +200,8 @@ void rail_give_up(struct engine *engine, uint32_t nic);
 /* Every region on a NIC that was opened anew; its place in regions, when it is gone. */
 int regions_register(struct engine *engine, uint32_t nic, struct ws_error *err);
 void regions_forget(struct engine *engine, uint32_t nic);
+/* All of them on all NICs, after pages were replaced: no NIC may go on with the old ones. */
+int regions_renew(struct engine *engine, struct ws_error *err);
 int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err);
 void region_free_all(struct engine *engine); /* after all NICs are closed */
 /* NULL for none or a hole. */
@@ -325,9 +327,10 @@ struct engine {
 	bool wire_digests;
 
 	bool fencing;
-	bool has_spare; /* halves of connections that pair with nothing are still being closed */
-	bool refused;	/* in this step a NIC took nothing for some rail: ask again soon */
-	bool moved;	/* the last step did something */
+	bool pages_moved; /* by a peer_close: regions_renew is due */
+	bool has_spare;	  /* halves of connections that pair with nothing are still being closed */
+	bool refused;	  /* in this step a NIC took nothing for some rail: ask again soon */
+	bool moved;	  /* the last step did something */
 	uint64_t moved_ns;
 	uint64_t now_ns;     /* of this step */
 	uint32_t idle_count; /* waits since anything moved */

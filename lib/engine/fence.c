@@ -18,8 +18,9 @@ static int rail_close(struct engine *engine, struct engine_peer *peer, uint32_t 
 		return 0;
 	rail->paired = false;
 	int rc = nic->transport->peer_close(nic, rail->peer, peer->quiet, peer->abandoned);
-	if (rc != 0 && rc != -EBUSY) /* -EBUSY: set aside for ever */
+	if (rc != 0 && rc != -EBUSY) /* -EBUSY: set aside for ever, or pages were replaced */
 		return rc;
+	engine->pages_moved |= rc == -EBUSY && nic->same_host;
 	rail->peer = NULL;
 	post_forget(engine, index, peer);
 	return 0;
@@ -56,15 +57,18 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	for (uint32_t p = 0; p < engine->peer_count; p++) {
 		struct engine_peer *peer = engine->peers[p];
 		for (uint32_t i = 0; i < engine->nic_count; i++) {
+			const struct nic *nic = engine->nics[i].nic;
 			int rc = rail_close(engine, peer, i);
 			if (rc == -EAGAIN && result == 0)
 				result = -EAGAIN;
 			else if (rc != 0 && rc != -EAGAIN)
 				result = ws_fail(
 					err, rc,
-					"the connection to '%s' on '%s' can't be fenced: more "
-					"than this process can hold; start it again",
-					peer->name, engine->nics[i].nic->name);
+					"the connection to '%s' on '%s' can't be fenced: %s; start it "
+					"again",
+					peer->name, nic->name,
+					nic->trouble[0] != 0 ? nic->trouble
+							     : "more than this process can hold");
 		}
 	}
 	/* Every sending half was told to close; what it had is reported when nothing is in flight.
@@ -77,5 +81,5 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		nic_drain(engine, i);
 	peers_free(engine);
-	return 0;
+	return engine->pages_moved ? regions_renew(engine, err) : 0;
 }

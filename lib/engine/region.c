@@ -102,6 +102,24 @@ int regions_register(struct engine *engine, uint32_t index, struct ws_error *err
 	return 0;
 }
 
+int regions_renew(struct engine *engine, struct ws_error *err)
+{
+	for (uint32_t i = 0; i < engine->region_count; i++) {
+		struct region *region = region_find(engine, i);
+		if (region == NULL)
+			continue;
+		const struct ws_memory memory = region->memory;
+		region_dereg(engine, region);
+		int rc = region_reg(engine, region, &memory, err);
+		if (rc != 0) {
+			region->memory = memory; /* tried again */
+			return rc;
+		}
+	}
+	engine->pages_moved = false;
+	return 0;
+}
+
 /* A free place in the table. */
 static int place_make(struct engine *engine, uint32_t *place_out, struct ws_error *err)
 {

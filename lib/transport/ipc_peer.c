@@ -410,6 +410,11 @@ int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
 	if (peer->unreported > 0)
 		return -EAGAIN;
 	int rc = receiver_quiesce(peer, abandon);
+	if (rc == -ENOSPC)
+		ipc_trouble(ipc_of(nic),
+			    "process %d is in the middle of a write and can't be kept "
+			    "from ending it",
+			    (int)peer->pid);
 	if (rc == 0 || rc == -EBUSY)
 		peer_free(ipc_of(nic), peer);
 	return rc;
