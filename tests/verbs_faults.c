@@ -348,7 +348,7 @@ static void write_while(struct end *end, pid_t receiver, int signal_number, int 
 
 	counts_out[0] = counts_out[1] = 0;
 	for (uint64_t deadline = deadline_in_ms(DEADLINE_MS);
-	     counts_out[0] + counts_out[1] < OPS && stuck < 2000;) {
+	     counts_out[0] + counts_out[1] < OPS && stuck < 300;) {
 		ck_assert(clock_ns() < deadline);
 		struct op op = {.peer = end->peer,
 				.local = end->memory.base,

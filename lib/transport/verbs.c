@@ -108,10 +108,8 @@ static void receives_post(struct verbs *verbs, uint32_t count)
 		last->next = next;
 		if (rc == ENOMEM)
 			return;
-		if (rc != 0) {
-			verbs->lost = -EIO;
-			verbs_trouble(verbs, "receives can't be posted: %s", strerror(rc));
-		}
+		if (rc != 0)
+			verbs_lose(verbs, -EIO, "receives can't be posted: %s", strerror(rc));
 		count -= some;
 	}
 }
@@ -480,8 +478,7 @@ static int completions_take(struct verbs *verbs, struct event *events_out, int c
 		int asked = MIN(count - taken, VERBS_BATCH);
 		int found = ibv_poll_cq(verbs->cq, asked, wcs);
 		if (found < 0) {
-			verbs->lost = -EIO;
-			verbs_trouble(verbs, "its completion queue is broken");
+			verbs_lose(verbs, -EIO, "its completion queue is broken");
 			break;
 		}
 		verbs->told = verbs->told || found > 0;

@@ -36,9 +36,9 @@
 #define VERBS_CREDITS_MAX   4u	 /* credits to one peer that may be under way */
 #define VERBS_SHARE_MAX	    128u /* receives for one peer */
 #define VERBS_SHARE_MIN	    8u
-#define VERBS_BATCH	    64	/* completions taken, and receives posted, at once */
-#define VERBS_QUIET_MS	    20	/* from a queue pair's error to its last completion */
-#define VERBS_PORT_CHECK_MS 100 /* where the driver tells nothing */
+#define VERBS_BATCH	    64	 /* completions taken, and receives posted, at once */
+#define VERBS_QUIET_MS	    20	 /* from a queue pair's error to its last completion */
+#define VERBS_PORT_CHECK_MS 1000 /* where the driver tells nothing */
 
 /* ---------------------------------------------------------------- verbs_gid.c */
 
@@ -199,6 +199,9 @@ void verbs_dereg(struct nic *nic, struct mr *mr);
 /* Says what is wrong now; the next poll yields an EVENT_NIC. */
 void verbs_trouble(struct verbs *verbs, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
+/* The NIC is lost: what post and poll return from now on.  Nothing lands over it any more. */
+void verbs_lose(struct verbs *verbs, int status, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 /* Takes what the device has told; asks it for its port's state now and then. */
 void verbs_events_take(struct verbs *verbs);
 void verbs_port_check(struct verbs *verbs);

@@ -23,6 +23,22 @@ void verbs_trouble(struct verbs *verbs, const char *format, ...)
 	verbs->changed = true;
 }
 
+void verbs_lose(struct verbs *verbs, int status, const char *format, ...)
+{
+	struct ibv_qp_attr reset = {.qp_state = IBV_QPS_RESET};
+	va_list args;
+
+	if (verbs->lost != 0)
+		return;
+	verbs->lost = status;
+	va_start(args, format);
+	vsnprintf(verbs->nic.trouble, sizeof(verbs->nic.trouble), format, args);
+	va_end(args);
+	verbs->changed = true;
+	for (uint32_t i = 0; i < verbs->peer_count; i++)
+		ibv_modify_qp(verbs->peers[i]->qp, &reset, IBV_QP_STATE);
+}
+
 /* ---------------------------------------------------------------- the port */
 
 static void port_take(struct verbs *verbs)
@@ -34,9 +50,8 @@ static void port_take(struct verbs *verbs)
 
 	verbs->port_checked_ns = now;
 	if (ibv_query_port(verbs->context, number, &attr) != 0) {
-		verbs->lost = -ENODEV;
-		verbs_trouble(verbs, "port %u doesn't answer any more: %s", number,
-			      strerror(errno));
+		verbs_lose(verbs, -ENODEV, "port %u doesn't answer any more: %s", number,
+			   strerror(errno));
 		return;
 	}
 	verbs->port.attr = attr;
@@ -100,14 +115,6 @@ int verbs_gid_renew(struct verbs *verbs, struct ws_error *err)
 
 /* ---------------------------------------------------------------- events */
 
-static void nic_lose(struct verbs *verbs, int status, const char *what)
-{
-	if (verbs->lost != 0)
-		return;
-	verbs->lost = status;
-	verbs_trouble(verbs, "%s", what);
-}
-
 /* What it still has is flushed. */
 static void peer_fail(const struct ibv_qp *qp, const char *reason)
 {
@@ -164,10 +171,10 @@ static void event_take(struct verbs *verbs, const struct ibv_async_event *event)
 		((struct peer *)event->element.qp->qp_context)->last_seen = true;
 		break;
 	case IBV_EVENT_CQ_ERR:
-		nic_lose(verbs, -EIO, "its completion queue ran over");
+		verbs_lose(verbs, -EIO, "its completion queue ran over");
 		break;
 	case IBV_EVENT_SRQ_ERR:
-		nic_lose(verbs, -EIO, "its queue of receives failed");
+		verbs_lose(verbs, -EIO, "its queue of receives failed");
 		break;
 	case IBV_EVENT_SRQ_LIMIT_REACHED:
 		verbs_trouble(verbs,
@@ -176,7 +183,7 @@ static void event_take(struct verbs *verbs, const struct ibv_async_event *event)
 		ibv_modify_srq(verbs->srq, &low, IBV_SRQ_LIMIT);
 		break;
 	case IBV_EVENT_DEVICE_FATAL:
-		nic_lose(verbs, -ENODEV, "the device failed or was removed");
+		verbs_lose(verbs, -ENODEV, "the device failed or was removed");
 		break;
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
