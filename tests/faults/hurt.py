@@ -94,8 +94,7 @@ def _(world):
 
 # ------------------------------------------------------------------ somebody stops for a while
 
-@scenario("a rollout stopped past the deadline and continued: dropped, told so, in again")
-def _(world):
+def stop_rollout(world):
     run = world.living()
     victim = run.rollouts[1, 0]
     mark, since = victim.mark(), len(run.pushes())
@@ -112,8 +111,12 @@ def _(world):
     run.all_live()
 
 
-@scenario("a trainer stopped past the deadline and continued: the attempt aborts, late writes change nothing")
+@scenario("a rollout stopped past the deadline and continued: dropped, told so, in again")
 def _(world):
+    stop_rollout(world)
+
+
+def stop_trainer(world):
     run = world.living()
     victim = run.trainers[1]
     since = {at: p.mark() for at, p in run.rollouts.items()}
@@ -125,6 +128,11 @@ def _(world):
     victim.kill(signal.SIGCONT)
     victim.says("cannot push version %d: " % version, 5, mark)
     run.all_live()
+
+
+@scenario("a trainer stopped past the deadline and continued: the attempt aborts, late writes change nothing")
+def _(world):
+    stop_trainer(world)
 
 
 @scenario("a rollout whose engine never calls step: dropped with a sentence that says so")
