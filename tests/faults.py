@@ -65,7 +65,7 @@ def one(world, name, function):
 
 
 def build_never_steps(world, root):
-    libs = subprocess.run(["pkg-config", "--libs", "libfabric", "libzmq", "libcjson", "libxxhash"],
+    libs = subprocess.run(["pkg-config", "--libs", "libfabric", "libibverbs", "hwloc", "libzmq", "libcjson", "libxxhash"],
                           capture_output=True, text=True, check=True).stdout.split()
     # A build with sanitizers is named by them: build-address,undefined.
     sanitizers = ["-fsanitize=" + name for name in os.path.basename(world.build).split("-")[1:] if "undef" in name]

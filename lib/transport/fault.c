@@ -184,7 +184,7 @@ static struct slot *slot_take(struct fault *fault, enum slot_state state, struct
 
 static void reported(struct fault *fault, const struct event *event)
 {
-	if (event->kind == EVENT_IMM)
+	if (event->kind == EVENT_IMM || event->kind == EVENT_NIC)
 		return;
 	assert(event->peer != NULL);
 	event->peer->unreported--;
@@ -330,6 +330,10 @@ static int fault_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool
 			return rc;
 		peer->inner = NULL;
 		peer->closed_rc = rc;
+		/* What it said of failures that are still held has ended with it. */
+		for (uint32_t i = 0; i < fault->held_count; i++)
+			if (fault->held[i].event.peer == peer)
+				fault->held[i].event.reason = NULL;
 	}
 	if (peer->unreported > 0)
 		return -EAGAIN;
