@@ -10,6 +10,7 @@
 
 #include "cli/doctor.h"
 #include "cli/probe.h"
+#include "cli/roles.h"
 
 struct doctor_command {
 	const char *root, *transport, *provider, *nics, *listen, *peer, *hub, *key_file, *job_name;
@@ -151,19 +152,12 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 static int doctor_run(const struct command *command, int argc, char **argv)
 {
 	struct doctor_command given = {.root = "",
-				       .transport = "fabric",
-				       .provider = "tcp",
 				       .rank = UINT32_MAX,
 				       .world = UINT32_MAX,
 				       .start_ms = 30000,
 				       .deadline_ms = 10000};
 	struct option_spec options[] = {
-		{"transport", 0, OPTION_TEXT, &given.transport, "NAME",
-		 "as for run (default fabric)"},
-		{"provider", 0, OPTION_TEXT, &given.provider, "NAME",
-		 "libfabric's provider (default tcp)"},
-		{"nics", 0, OPTION_TEXT, &given.nics, "A,B,..",
-		 "addresses or devices of this rank's NICs"},
+		OPTIONS_OF_NICS(given, given.nics),
 		{"listen", 0, OPTION_TEXT, &given.listen, "HOST:PORT",
 		 "two hosts: the one that waits; with --key"},
 		{"peer", 0, OPTION_TEXT, &given.peer, "HOST:PORT",

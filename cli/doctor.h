@@ -71,7 +71,7 @@ void doctor_cma(struct doctor *doctor);
 
 /* ---- doctor_nics.c */
 struct nics_wanted {
-	const char *transport, *provider;
+	const char *transport, *provider; /* NULL: as the library chooses */
 	const char *const *nics;
 	uint32_t nic_count;
 };

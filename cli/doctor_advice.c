@@ -17,6 +17,20 @@ static const char *const health_names[HEALTH_COUNT] = {
 	[HEALTH_PROBLEM] = "problem",
 };
 
+/* Behind the last of its area, or at the end. */
+static void advice_insert(struct doctor *doctor, struct advice *advice)
+{
+	struct advice *after = doctor->last;
+	for (struct advice *it = doctor->first; it != NULL; it = it->next)
+		if (strcmp(it->area, advice->area) == 0)
+			after = it;
+	struct advice **link = after != NULL ? &after->next : &doctor->first;
+	advice->next = *link;
+	*link = advice;
+	if (advice->next == NULL)
+		doctor->last = advice;
+}
+
 static void advice_add(struct doctor *doctor, const struct advice *wanted)
 {
 	struct arena *arena = &doctor->arena;
@@ -39,11 +53,7 @@ static void advice_add(struct doctor *doctor, const struct advice *wanted)
 		doctor->out_of_memory = true;
 		return;
 	}
-	if (doctor->last == NULL)
-		doctor->first = advice;
-	else
-		doctor->last->next = advice;
-	doctor->last = advice;
+	advice_insert(doctor, advice);
 }
 
 void doctor_say(struct doctor *doctor, enum health health, const char *area, const char *why,

@@ -26,7 +26,7 @@ uint32_t host_rdma_count(struct doctor *doctor)
 	return host_list(doctor, "/sys/class/infiniband", "", &names);
 }
 
-/* "mlx5_0 (mlx5_core, firmware 28.39.1002), ..." */
+/* "mlx5_0 (mlx5_core, firmware 28.39.1002), rxe1 (over eth0)" */
 static void rdma_text(struct doctor *doctor, const char *const *names, uint32_t count, char *out,
 		      size_t room)
 {
@@ -40,7 +40,12 @@ static void rdma_text(struct doctor *doctor, const char *const *names, uint32_t 
 		const char *firmware =
 			read_below(doctor, "/sys/class/infiniband", names[i], "fw_ver");
 		write_format(&text, "%s%s", i > 0 ? ", " : "", names[i]);
-		write_format(&text, " (%s", driver != NULL ? driver : "no PCI device");
+		const char *parent =
+			read_below(doctor, "/sys/class/infiniband", names[i], "parent");
+		if (driver == NULL && parent != NULL)
+			write_format(&text, " (over %s", parent);
+		else
+			write_format(&text, " (%s", driver != NULL ? driver : "driver unknown");
 		if (firmware != NULL && firmware[0] != '\0')
 			write_format(&text, ", firmware %s", firmware);
 		write_format(&text, ")");

@@ -255,6 +255,7 @@ static void cores(struct doctor *doctor)
 	const char *list =
 		text_field(doctor, host_read(doctor, "/proc/self/status"), "Cpus_allowed_list:");
 	uint32_t count = count_list(list);
+	uint32_t online = count_list(host_read(doctor, "/sys/devices/system/cpu/online"));
 
 	if (list == NULL)
 		return;
@@ -263,9 +264,12 @@ static void cores(struct doctor *doctor)
 			doctor, HEALTH_WARNING, "cores",
 			"a rank's I/O thread, its stage thread and the engine share it, and each "
 			"waits for the others",
-			"`mpirun --bind-to numa` (or none), `srun --cpus-per-task=4`, or a wider "
-			"cpuset",
-			"this process is bound to core %s", list);
+			online == 1 ? "a host with more of them"
+				    : "`mpirun --bind-to numa` (or none), `srun "
+				      "--cpus-per-task=4`, or a wider cpuset",
+			online == 1 ? "this host has core %s only"
+				    : "this process is bound to core %s",
+			list);
 	else
 		doctor_say(doctor, HEALTH_OK, "cores", "", "", "%u (%s)", count, list);
 }

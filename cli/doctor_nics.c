@@ -15,10 +15,8 @@ static void nic_text(const struct nic_info *info, char *out, size_t room)
 	write_format(&text, "%s %s: %s", info->transport, info->device, info->state);
 	if (info->subnet[0] != '\0')
 		write_format(&text, ", %s", info->subnet);
-	if (info->mbps >= 1000)
-		write_format(&text, ", %llu Gb/s", (unsigned long long)(info->mbps / 1000));
-	else if (info->mbps > 0)
-		write_format(&text, ", %llu Mb/s", (unsigned long long)info->mbps);
+	if (info->mbps > 0)
+		write_format(&text, ", %.3g Gb/s", (double)info->mbps / 1e3);
 	if (info->mtu > 0)
 		write_format(&text, ", MTU %u", info->mtu);
 	if (info->gid[0] != '\0')
@@ -60,44 +58,44 @@ void doctor_nic(struct doctor *doctor, const struct nic_info *info)
 		doctor_say(doctor, HEALTH_OK, "nic", "", "", "%s", text);
 }
 
-static void list(struct doctor *doctor, const char *transport, const char *provider)
+/* What a transport is offered here, and whether that is anything. */
+static bool list(struct doctor *doctor, const char *transport, const char *provider)
 {
 	struct nic_info *infos;
 	struct ws_error err = {0};
-	uint32_t count;
+	uint32_t count = 0;
 
 	if (transport_find(transport) == NULL)
-		return;
+		return false;
 	if (nics_list(&doctor->arena, transport, provider, &infos, &count, &err) != 0)
 		doctor_say(doctor, HEALTH_WARNING, "nic", "its NICs can't be looked at",
 			   "see whether its library is installed whole", "%s: %s", transport,
 			   err.text);
 	for (uint32_t i = 0; i < count; i++)
 		doctor_nic(doctor, &infos[i]);
+	return count > 0;
 }
 
 void doctor_nics(struct doctor *doctor, const struct nics_wanted *wanted, struct devices *devices)
 {
-	bool automatic = strcmp(wanted->transport, "auto") == 0;
+	bool any = wanted->transport == NULL || strcmp(wanted->transport, "auto") == 0;
 	struct ws_error err = {0};
-	char text[TEXT_BYTES];
-	struct writer names = writer_fixed(text, sizeof(text) - 1);
 
-	if (automatic || strcmp(wanted->transport, "verbs") == 0)
+	if (any || strcmp(wanted->transport, "verbs") == 0)
 		list(doctor, "verbs", NULL);
-	if (automatic || strcmp(wanted->transport, "fabric") == 0)
-		list(doctor, "fabric", wanted->provider);
+	if (any || strcmp(wanted->transport, "fabric") == 0) {
+		bool efa = wanted->provider == NULL && list(doctor, "fabric", "efa");
+		if (!efa)
+			list(doctor, "fabric", wanted->provider);
+	}
 	if (devices_find(devices, wanted->transport, wanted->provider, wanted->nics,
-			 wanted->nic_count, &err) != 0) {
-		devices->count = 0;
-		doctor_say(doctor, HEALTH_PROBLEM, "transport",
-			   "without a NIC that opens this rank can't take part in an update",
-			   "see the NICs' findings, or name one: --nics ADDRESS", "%s", err.text);
+			 wanted->nic_count, &err) == 0) {
+		doctor_say(doctor, HEALTH_OK, "transport", "", "", "an update would use %s",
+			   devices->choice);
 		return;
 	}
-	for (uint32_t i = 0; i < devices->count; i++)
-		write_format(&names, "%s%s %s", i > 0 ? ", " : "", devices->device[i].transport,
-			     devices->device[i].name);
-	text[names.count] = '\0';
-	doctor_say(doctor, HEALTH_OK, "transport", "", "", "an update would use %s", text);
+	devices->count = 0;
+	doctor_say(doctor, HEALTH_PROBLEM, "transport",
+		   "without a NIC that opens this rank can't take part in an update",
+		   "see the NICs' findings, or name one: --nics ADDRESS", "%s", err.text);
 }

@@ -249,6 +249,31 @@ static uint32_t rails_max(const struct probe *probe)
 	return rails;
 }
 
+/* "rail 0 (ipc, verbs)": what joins the pairs that have such a rail. */
+static void rail_title(const struct probe *probe, uint32_t rail, const char *what, char *out,
+		       size_t room)
+{
+	struct writer text = writer_fixed(out, room - 1);
+	const char *between = " (";
+
+	write_format(&text, "rail %u", rail);
+	for (size_t i = 0; transports[i] != NULL; i++) {
+		bool used = false;
+		for (uint32_t k = 0; k < probe->world * probe->world; k++) {
+			const struct pair_result *pair =
+				pair_at(probe, k / probe->world, k % probe->world, rail);
+			const struct probe_nic *nic =
+				&probe->ranks[k / probe->world].nics[pair->rail.from];
+			used |= pair->joined && strcmp(nic->transport, transports[i]->name) == 0;
+		}
+		if (used)
+			write_format(&text, "%s%s", between, transports[i]->name);
+		between = used ? ", " : between;
+	}
+	write_format(&text, "): %s", what);
+	out[text.count] = '\0';
+}
+
 void probe_put_table(const struct probe *probe, struct writer *out)
 {
 	uint32_t rails = rails_max(probe);
@@ -256,11 +281,11 @@ void probe_put_table(const struct probe *probe, struct writer *out)
 	if (rails > 0 && probe->world > MATRIX_RANKS_MAX)
 		put_range(probe, out);
 	for (uint32_t rail = 0; probe->world <= MATRIX_RANKS_MAX && rail < rails; rail++) {
-		char title[96];
-		snprintf(title, sizeof(title), "rail %u: latency of 8 B, one way, us (p50/p99)",
-			 rail);
+		char title[160];
+		rail_title(probe, rail, "latency of 8 B, one way, us (p50/p99)", title,
+			   sizeof(title));
 		put_matrix(probe, rail, title, latency_cell, out);
-		snprintf(title, sizeof(title), "rail %u: bandwidth of 1 MiB writes, GB/s", rail);
+		rail_title(probe, rail, "bandwidth of 1 MiB writes, GB/s", title, sizeof(title));
 		put_matrix(probe, rail, title, speed_cell, out);
 	}
 	put_crowds(probe, out);
@@ -290,7 +315,7 @@ static void put_pair(const struct probe *probe, uint32_t from, uint32_t to, uint
 	json_put_number(&json, "first_us", (double)pair->first_ns / 1e3, 1);
 	json_put_number(&json, "p50_us", (double)pair->p50_ns / 1e3, 1);
 	json_put_number(&json, "p99_us", (double)pair->p99_ns / 1e3, 1);
-	json_put_number(&json, "gb_per_s", (double)pair->bytes_per_s / 1e9, 3);
+	json_put_number(&json, "gb_per_s", (double)pair->bytes_per_s / 1e9, 5);
 	json_end_object(&json);
 	write_format(out, "\n");
 }
@@ -304,8 +329,8 @@ static void put_rank(const struct probe *probe, uint32_t rank, struct writer *ou
 	json_put_u64(&json, "rank", rank);
 	json_put_text(&json, "host", probe->ranks[rank].host);
 	json_put_u64(&json, "nics", probe->ranks[rank].nic_count);
-	json_put_number(&json, "all_to_all_gb_per_s", crowd_speed(&probe->all[rank]), 3);
-	json_put_number(&json, "incast_gb_per_s", crowd_speed(&probe->incast[rank]), 3);
+	json_put_number(&json, "all_to_all_gb_per_s", crowd_speed(&probe->all[rank]), 5);
+	json_put_number(&json, "incast_gb_per_s", crowd_speed(&probe->incast[rank]), 5);
 	json_end_object(&json);
 	write_format(out, "\n");
 }

@@ -166,9 +166,9 @@ P
 		failed "doctor $2 among $1" "status $got" out 20
 }
 
+probe 2 "--transport fabric --nics 127.0.0.1,127.0.0.2" 2
+probe 3 "--transport fabric --nics 127.0.0.1" 1
 probe 3 "--nics 127.0.0.1" 1
-probe 2 "--nics 127.0.0.1,127.0.0.2" 2
-probe 3 "--transport ipc --nics host" 1
 
 # Two hosts, as it were; one of them is broken by a rule.
 "$ws" keygen -o key
