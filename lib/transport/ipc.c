@@ -163,9 +163,10 @@ static void ipc_close(struct nic *nic)
 
 /* ---------------------------------------------------------------- registrations */
 
+/* Releases, so that who reads a new value sees the odd serial before it. */
 static void store(_Atomic uint64_t *to, uint64_t value)
 {
-	atomic_store_explicit(to, value, memory_order_relaxed);
+	atomic_store_explicit(to, value, memory_order_release);
 }
 
 /* Whoever reads meanwhile sees an odd serial, or another one behind than before. */
@@ -173,8 +174,7 @@ static void region_begin(struct door_region *region)
 {
 	uint32_t serial = atomic_load_explicit(&region->serial, memory_order_relaxed);
 
-	atomic_store_explicit(&region->serial, serial | 1, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst);
+	atomic_store(&region->serial, serial | 1);
 }
 
 static void region_end(struct door_region *region)
@@ -193,10 +193,10 @@ static void region_fill(struct door_region *region, const struct memory_files *f
 		store(&region->files[i].at, files->files[i].at);
 		store(&region->files[i].bytes, files->files[i].bytes);
 		atomic_store_explicit(&region->files[i].fd, (uint32_t)files->files[i].fd,
-				      memory_order_relaxed);
+				      memory_order_release);
 	}
 	store(&region->offset, files == NULL ? 0 : files->offset);
-	atomic_store_explicit(&region->file_count, count, memory_order_relaxed);
+	atomic_store_explicit(&region->file_count, count, memory_order_release);
 }
 
 static struct door_region *region_take(struct ipc *ipc, uint32_t *index_out)
@@ -354,7 +354,7 @@ static int done_take(struct ipc *ipc, struct event *events_out, int count)
 /* A count that can't be is the end of this peer, not of me. */
 static int ring_take(struct ipc *ipc, struct peer *peer, struct event *events_out, int count)
 {
-	uint32_t put = atomic_load_explicit(&peer->in_tail->put, memory_order_acquire);
+	uint32_t put = atomic_load(&peer->in_tail->put); /* after asleep was said */
 	uint32_t filled = put - peer->taken;
 	int taken = 0;
 
@@ -416,8 +416,7 @@ static void sleep_prepare(struct ipc *ipc)
 	struct epoll_event ready[READY_MAX];
 
 	ipc->awake = false;
-	atomic_store_explicit(&ipc->door->asleep, 1, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst);
+	atomic_store(&ipc->door->asleep, 1);
 	int count = epoll_wait(ipc->nic.wait_fd, ready, READY_MAX, 0);
 	for (int i = 0; i < count; i++) {
 		if (ready[i].data.ptr != NULL)

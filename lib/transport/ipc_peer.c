@@ -384,15 +384,14 @@ static int busy_revoke(struct peer *peer)
 static void receiver_close(struct peer *peer)
 {
 	peer->closing = true;
-	atomic_store_explicit(&peer->in_head->closed, 1, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst); /* closed before busy */
+	atomic_store(&peer->in_head->closed, 1);
 }
 
 /* The closed half: as in busy_revoke. */
 static int receiver_quiesce(struct peer *peer, bool abandon)
 {
-	if (atomic_load_explicit(&peer->in_tail->busy, memory_order_acquire) == RING_IDLE ||
-	    has_died(peer))
+	/* After closed was said: the sender says busy, and then looks at closed. */
+	if (atomic_load(&peer->in_tail->busy) == RING_IDLE || has_died(peer))
 		return 0;
 	if (!abandon)
 		return -EAGAIN;

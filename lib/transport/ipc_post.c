@@ -64,8 +64,8 @@ static enum outcome view_find(struct peer *peer, const struct op *op, struct vie
 
 static bool view_holds(const struct peer *peer, const struct view *view)
 {
-	return atomic_load_explicit(&peer->door->regions[view->key % IPC_REGIONS_MAX].serial,
-				    memory_order_relaxed) == view->serial;
+	return atomic_load(&peer->door->regions[view->key % IPC_REGIONS_MAX].serial) ==
+	       view->serial;
 }
 
 /* The gate's element comes first: where the receiver has shut it, nothing behind it is written. */
@@ -126,14 +126,18 @@ static void ring_put(struct peer *peer, uint32_t imm)
 	atomic_store_explicit(&peer->out_tail->imms[peer->put % IPC_RING_SLOTS], imm,
 			      memory_order_relaxed);
 	peer->put++;
-	atomic_store_explicit(&peer->out_tail->put, peer->put, memory_order_release);
+	atomic_store(&peer->out_tail->put, peer->put);
 }
 
-/* Between busy and idle: what the receiver's fence has to know of. */
+/* Between busy and idle: what the receiver's fence has to know of.  Each look is behind its store
+ * in the one order of all that is sequentially consistent, at the receiver the other way round. */
 static enum outcome write_fenced(struct peer *peer, const struct op *op, const struct view *view,
 				 struct failure *failure)
 {
-	if (atomic_load_explicit(&peer->out_head->closed, memory_order_relaxed) != 0) {
+	enum ring_busy busy = view->memory != NULL ? RING_STORING : RING_CALLING;
+
+	atomic_store(&peer->out_tail->busy, busy);
+	if (atomic_load(&peer->out_head->closed) != 0) {
 		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has closed the connection",
 			      (int)peer->pid);
 		*failure = (struct failure){.status = peer->lost, .reason = peer->reason};
@@ -145,8 +149,8 @@ static enum outcome write_fenced(struct peer *peer, const struct op *op, const s
 	if (outcome != OP_SENT)
 		return outcome;
 	/* Pages that were replaced meanwhile may lack what I wrote: once more, into the new ones.
-	 */
-	atomic_thread_fence(memory_order_seq_cst);
+	 * The store puts my bytes in front of that look. */
+	atomic_store(&peer->out_tail->busy, busy);
 	if (!view_holds(peer, view))
 		return OP_NOT_TAKEN;
 	ring_put(peer, op->imm);
@@ -163,9 +167,6 @@ static enum outcome op_write(struct peer *peer, const struct op *op, struct fail
 		return outcome;
 	atomic_store_explicit(&ring->at, op->remote, memory_order_relaxed);
 	atomic_store_explicit(&ring->bytes, op->placed ? 0 : op->bytes, memory_order_relaxed);
-	atomic_store_explicit(&ring->busy, view->memory != NULL ? RING_STORING : RING_CALLING,
-			      memory_order_release);
-	atomic_thread_fence(memory_order_seq_cst); /* busy before closed */
 	outcome = write_fenced(peer, op, view, failure);
 	atomic_store_explicit(&ring->busy, RING_IDLE, memory_order_release);
 	return outcome;
@@ -174,8 +175,7 @@ static enum outcome op_write(struct peer *peer, const struct op *op, struct fail
 /* Only a receiver that may block is told: one that polls finds the immediate by itself. */
 static void peer_wake(struct peer *peer)
 {
-	atomic_thread_fence(memory_order_seq_cst);
-	if (atomic_load_explicit(&peer->door->asleep, memory_order_relaxed) != 0) {
+	if (atomic_load(&peer->door->asleep) != 0) {
 		/* A full pipe wakes as well. */
 		ssize_t written = write(peer->wake_fd, "", 1);
 		(void)written;

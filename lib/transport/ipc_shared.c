@@ -71,14 +71,14 @@ struct region_copy {
 
 static uint64_t load(const _Atomic uint64_t *from)
 {
-	return atomic_load_explicit(from, memory_order_relaxed);
+	return atomic_load_explicit(from, memory_order_acquire);
 }
 
-/* False: the entry is changing. */
+/* False: the entry is changing.  Each load acquires: the serial is read again after all. */
 static bool region_read(const struct door_region *region, struct region_copy *copy)
 {
 	copy->serial = atomic_load_explicit(&region->serial, memory_order_acquire);
-	copy->file_count = atomic_load_explicit(&region->file_count, memory_order_relaxed);
+	copy->file_count = atomic_load_explicit(&region->file_count, memory_order_acquire);
 	copy->key = load(&region->key);
 	copy->base = load(&region->base);
 	copy->bytes = load(&region->bytes);
@@ -86,12 +86,11 @@ static bool region_read(const struct door_region *region, struct region_copy *co
 	for (uint32_t i = 0; i < copy->file_count && i < MEMORY_FILES_MAX; i++) {
 		const struct door_file *file = &region->files[i];
 		copy->files[i] = (struct memory_file){
-			.fd = (int)atomic_load_explicit(&file->fd, memory_order_relaxed),
+			.fd = (int)atomic_load_explicit(&file->fd, memory_order_acquire),
 			.at = load(&file->at),
 			.bytes = load(&file->bytes),
 		};
 	}
-	atomic_thread_fence(memory_order_acquire);
 	return (copy->serial & 1) == 0 &&
 	       atomic_load_explicit(&region->serial, memory_order_relaxed) == copy->serial;
 }
