@@ -13,7 +13,7 @@ if [ $# = 2 ]; then
 	[ ! -d "tests/fuzz/seeds/$name" ] || seeds=tests/fuzz/seeds/$name
 	found=$build/corpus/$name
 	mkdir -p "$found"
-	libs=$(pkg-config --libs libfabric libzmq libcjson libxxhash)
+	libs=$(pkg-config --libs libfabric libibverbs hwloc libzmq libcjson libxxhash)
 	# shellcheck disable=SC2086
 	if ! clang -std=c17 -O1 -g -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/$name.c" \
 		$fuzz/commands.a $fuzz/internal.a $libs -lm -pthread -o "$work/fuzz-$name" >"$work/log" 2>&1; then

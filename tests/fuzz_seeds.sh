@@ -7,7 +7,7 @@ case $build in
 *-address,undefined) sanitize=-fsanitize=address,undefined ;;
 *) sanitize= ;;
 esac
-libs=$(pkg-config --libs libfabric libzmq libcjson libxxhash)
+libs=$(pkg-config --libs libfabric libibverbs hwloc libzmq libcjson libxxhash)
 for folder in tests/fuzz/seeds/*; do
 	name=$(basename "$folder")
 	# shellcheck disable=SC2086
