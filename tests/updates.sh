@@ -21,7 +21,23 @@ world() {
 	sed -n 's/.*"world": *\([0-9]*\).*/\1/p' "$1" | head -1
 }
 
-# With the manifests at hand: one NIC, then two.
+# run_over TITLE CHECKPOINT REPLICAS TRANSPORT RUN OPTIONS..: with the plan at hand
+run_over() {
+	title=$1 checkpoint=$2 replicas=$3 transport=$4
+	shift 4
+	ranks=$(($(world "$work/T.json") + replicas * $(world "$work/R.json")))
+	if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
+		--checkpoint "$checkpoint" --updates 2 --verify --json "$@" >"$work/out" 2>"$work/log"; then
+		grep '^weightsync:' "$work/log" >"$work/said"
+		failed "$title" "run ended with a failure" "$work/said"
+	elif ! python3 "$tests/check_updates.py" "$work/out" 2 "$work/plan" "$transport" 2>"$work/log"; then
+		failed "$title" "$(cat "$work/log")"
+	else
+		passed "$title"
+	fi
+}
+
+# With the manifests at hand: one NIC, then two; then, if asked for, what is chosen by itself.
 run_both() {
 	name=$1 checkpoint=$2 replicas=$3
 	shift 3
@@ -29,20 +45,10 @@ run_both() {
 		failed "$name" "no plan" "$work/log"
 		return
 	}
-	ranks=$(($(world "$work/T.json") + replicas * $(world "$work/R.json")))
 	for nics in 127.0.0.1 127.0.0.1,127.0.0.2; do
-		title="$name, nics $nics"
-		if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
-			--checkpoint "$checkpoint" --updates 2 --verify --json --transport fabric --nics "$nics" "$@" \
-			>"$work/out" 2>"$work/log"; then
-			grep '^weightsync:' "$work/log" >"$work/said"
-			failed "$title" "run ended with a failure" "$work/said"
-		elif ! python3 "$tests/check_updates.py" "$work/out" 2 "$work/plan" 2>"$work/log"; then
-			failed "$title" "$(cat "$work/log")"
-		else
-			passed "$title"
-		fi
+		run_over "$name, nics $nics" "$checkpoint" "$replicas" fabric --transport fabric --nics "$nics" "$@"
 	done
+	[ "${and_auto:-no}" = no ] || run_over "$name, auto" "$checkpoint" "$replicas" ipc "$@"
 }
 
 synth() {
@@ -55,8 +61,10 @@ synth qwen3-30b-a3b 1/2048
 synth deepseek-v3 1/16384
 synth gpt-oss-120b 1/4096
 
+and_auto=yes
 pair "fsdp2 dp=3 to vllm tp=2 (llama)" "$work/llama-3-70b" 1 \
 	"--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2"
+and_auto=no
 pair "fsdp2 dp=2,tp=2 to vllm tp=4 with replicated kv heads (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
 	"--layout fsdp2 --mesh dp=2,tp=2" "--layout vllm --mesh tp=4"
 pair "hsdp 2x2 to two replicas of tp=1 (qwen3)" "$work/qwen3-32b" 2 \
@@ -65,12 +73,14 @@ pair "megatron tp=2,pp=2,ep=2 (uneven stages) to sglang tp=2,ep=2 (qwen3 moe)" "
 	"--layout megatron --mesh tp=2,pp=2,ep=2,first=1" "--layout sglang --mesh tp=2,ep=2"
 pair "megatron tp=2 to vllm tp=2 (deepseek: mla, shared experts, f32 bias)" "$work/deepseek-v3" 1 \
 	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2"
+and_auto=yes
 pair "float32 masters cast to bf16, inplace, wire digests" "$work/qwen3-30b-a3b" 1 \
 	"--layout fsdp2 --mesh dp=3 --dtype f32" "--layout vllm --mesh tp=2 --cast f32:bf16" --inplace --wire-digests
 pair "fan-out node: what four ranks of a host hold alike arrives once (deepseek)" "$work/deepseek-v3" 1 \
 	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh dp=2,tp=2,ep=4" --fanout node --ranks-per-node 4 --wire-digests
 pair "fan-out replica: a chain of three, inplace (qwen3 moe)" "$work/qwen3-30b-a3b" 3 \
 	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh tp=2" --fanout replica --inplace
+and_auto=no
 
 pair "torchtitan dp=2,ep=2 to sglang with its shared expert in the stack (deepseek)" "$work/deepseek-v3" 1 \
 	"--layout torchtitan --mesh dp=2,ep=2" "--layout sglang --mesh tp=2,fuse_shared=1,mtp=none"
