@@ -86,6 +86,8 @@ const char *format_bytes(uint64_t bytes, char *out, size_t room);
 /* ---- launch.c: who am I in this job? */
 struct launch {
 	uint32_t rank, world;
+	uint32_t local_rank, local_ranks; /* on this host; 0 of 0: no launcher says it */
+	char local_text[12];		  /* local_rank, for launch_gpu */
 	char job[96];	    /* names the job on this host: user and launcher's job id */
 	const char *source; /* "Open MPI", "Slurm", "torchrun", "--rank/--world" */
 };
@@ -97,6 +99,9 @@ int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t 
 /* Whether a launcher has set only one of its two variables, and which. */
 #define LAUNCHER_COUNT 3
 bool launch_half_set(uint32_t launcher, const char **set_out, const char **unset_out);
+
+/* A --gpu that is "local" becomes the number that this rank has on its host. */
+int launch_gpu(struct launch *launch, const char **gpu, struct ws_error *err);
 
 /* This process among those of the job on this host; 0 of 0 where no launcher says it. */
 void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out);

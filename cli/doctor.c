@@ -96,7 +96,7 @@ static int settle(const struct command *command, struct doctor_command *given)
 }
 
 static void examine(struct doctor *doctor, const struct doctor_command *given,
-		    const struct nics_wanted *nics, struct devices *devices)
+		    const struct devices_wanted *nics, struct devices *devices)
 {
 	doctor_host(doctor);
 	doctor_devices(doctor);
@@ -113,7 +113,7 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 	struct launch launch;
 	struct probe *probe = NULL;
 	struct ws_error err = {0};
-	struct nics_wanted nics = {.transport = given->transport, .provider = given->provider};
+	struct devices_wanted nics = {.transport = given->transport, .provider = given->provider};
 	const char **names = NULL;
 
 	if (given->nics != NULL &&

@@ -70,13 +70,9 @@ void doctor_launch(struct doctor *doctor, const struct launch *launch, int rc,
 void doctor_cma(struct doctor *doctor);
 
 /* ---- doctor_nics.c */
-struct nics_wanted {
-	const char *transport, *provider; /* NULL: as the library chooses */
-	const char *const *nics;
-	uint32_t nic_count;
-};
 /* What is offered, and what an update would take: *devices is empty where nothing is. */
-void doctor_nics(struct doctor *doctor, const struct nics_wanted *wanted, struct devices *devices);
+void doctor_nics(struct doctor *doctor, const struct devices_wanted *wanted,
+		 struct devices *devices);
 void doctor_nic(struct doctor *doctor, const struct nic_info *info);
 
 #endif

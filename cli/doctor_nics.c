@@ -76,7 +76,8 @@ static bool list(struct doctor *doctor, const char *transport, const char *provi
 	return count > 0;
 }
 
-void doctor_nics(struct doctor *doctor, const struct nics_wanted *wanted, struct devices *devices)
+void doctor_nics(struct doctor *doctor, const struct devices_wanted *wanted,
+		 struct devices *devices)
 {
 	bool any = wanted->transport == NULL || strcmp(wanted->transport, "auto") == 0;
 	struct ws_error err = {0};
@@ -88,8 +89,7 @@ void doctor_nics(struct doctor *doctor, const struct nics_wanted *wanted, struct
 		if (!efa)
 			list(doctor, "fabric", wanted->provider);
 	}
-	if (devices_find(devices, wanted->transport, wanted->provider, wanted->nics,
-			 wanted->nic_count, &err) == 0) {
+	if (devices_find(devices, wanted, &err) == 0) {
 		doctor_say(doctor, HEALTH_OK, "transport", "", "", "an update would use %s",
 			   devices->choice);
 		return;

@@ -66,7 +66,8 @@ int job_find_rank(struct job *job, const struct command *command, uint32_t rank,
 
 	if ((rank == UINT32_MAX) != (world == UINT32_MAX))
 		return say_usage(command, "--rank and --world go together");
-	if (launch_find(&job->launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0)
+	if (launch_find(&job->launch, rank != UINT32_MAX, rank, world, NULL, &err) != 0 ||
+	    launch_gpu(&job->launch, &job->gpu, &err) != 0)
 		return say_usage(command, "%s", err.text);
 	job->rank = job->launch.rank;
 	job->world = job->launch.world;
@@ -78,6 +79,12 @@ int job_find_rank(struct job *job, const struct command *command, uint32_t rank,
 void say_nics(const char *who, const char *choice)
 {
 	say("weightsync: %s: NICs: %s", who, choice);
+}
+
+void say_core(const char *who, const char *core)
+{
+	if (core[0] != '\0')
+		say("weightsync: %s: I/O thread: %s", who, core);
 }
 
 void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count)

@@ -124,23 +124,6 @@ static int launch_from_environment(struct launch *launch, struct ws_error *err)
 	return 0;
 }
 
-int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world,
-		const char *job, struct ws_error *err)
-{
-	*launch = (struct launch){0};
-	if (rank_given) {
-		*launch = (struct launch){.rank = rank, .world = world, .source = "--rank/--world"};
-		name_job(launch, job);
-		return check_rank(launch, err);
-	}
-	int rc = launch_from_environment(launch, err);
-	if (rc != 0)
-		return rc;
-	if (job != NULL)
-		name_job(launch, job);
-	return check_rank(launch, err);
-}
-
 /* A number that may be followed by more: Slurm writes "8(x2),4", the most first. */
 static bool read_local(const char *name, uint32_t *value_out)
 {
@@ -162,6 +145,39 @@ void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out)
 		    *local_rank_out < *local_ranks_out)
 			return;
 	*local_rank_out = *local_ranks_out = 0;
+}
+
+int launch_find(struct launch *launch, bool rank_given, uint32_t rank, uint32_t world,
+		const char *job, struct ws_error *err)
+{
+	*launch = (struct launch){0};
+	if (rank_given) {
+		*launch = (struct launch){.rank = rank, .world = world, .source = "--rank/--world"};
+		name_job(launch, job);
+		return check_rank(launch, err);
+	}
+	int rc = launch_from_environment(launch, err);
+	if (rc != 0)
+		return rc;
+	if (job != NULL)
+		name_job(launch, job);
+	launch_find_local(&launch->local_rank, &launch->local_ranks);
+	return check_rank(launch, err);
+}
+
+int launch_gpu(struct launch *launch, const char **gpu, struct ws_error *err)
+{
+	if (*gpu == NULL || strcmp(*gpu, "local") != 0)
+		return 0;
+	if (launch->local_ranks == 0)
+		return ws_fail(
+			err, -EINVAL,
+			"--gpu local needs a launcher that numbers the ranks of a host (from "
+			"%s): give the GPU's number",
+			launch->source);
+	snprintf(launch->local_text, sizeof(launch->local_text), "%u", launch->local_rank);
+	*gpu = launch->local_text;
+	return 0;
 }
 
 static int rendezvous_name(struct rendezvous *meet, const struct launch *launch,

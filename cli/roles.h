@@ -15,6 +15,7 @@ struct job {
 	const char *transport, *provider; /* NULL: as the library chooses */
 	const char **nics;
 	uint32_t nic_count;
+	const char *gpu; /* whose NICs: a number, a PCI address, "local"; NULL: for host memory */
 	struct launch launch;	       /* this process in the whole job (`run`) */
 	uint32_t rank, world, replica; /* in its side; world of the trainers or of a replica */
 	uint32_t replicas;	       /* `run`: all of them; `push`: the least to call it done */
@@ -52,28 +53,35 @@ struct job {
 	}
 
 /* How bytes travel: alike in all three commands. */
-#define OPTIONS_OF_NICS(job, nic_list)                                                          \
-	{"transport",                                                                           \
-	 0,                                                                                     \
-	 OPTION_TEXT,                                                                           \
-	 &(job).transport,                                                                      \
-	 "NAME",                                                                                \
-	 "auto (default: ipc inside a host, verbs where RDMA devices are, else fabric), or "    \
-	 "ipc, verbs, fabric"},                                                                 \
-		{"provider",                                                                    \
-		 0,                                                                             \
-		 OPTION_TEXT,                                                                   \
-		 &(job).provider,                                                               \
-		 "NAME",                                                                        \
-		 "fabric: libfabric's provider (default: efa if it has a NIC here, else tcp)"}, \
-	{                                                                                       \
-		"nics", 0, OPTION_TEXT, &(nic_list), "A,B,..",                                  \
-			"addresses or devices of this rank's NICs to other hosts"               \
+#define OPTIONS_OF_NICS(job, nic_list)                                                           \
+	{"transport",                                                                            \
+	 0,                                                                                      \
+	 OPTION_TEXT,                                                                            \
+	 &(job).transport,                                                                       \
+	 "NAME",                                                                                 \
+	 "auto (default: ipc inside a host, verbs where RDMA devices are, else fabric), or "     \
+	 "ipc, verbs, fabric"},                                                                  \
+		{"provider",                                                                     \
+		 0,                                                                              \
+		 OPTION_TEXT,                                                                    \
+		 &(job).provider,                                                                \
+		 "NAME",                                                                         \
+		 "fabric: libfabric's provider (default: efa if it has a NIC here, else tcp)"},  \
+		{"gpu",                                                                          \
+		 0,                                                                              \
+		 OPTION_TEXT,                                                                    \
+		 &(job).gpu,                                                                     \
+		 "N|PCI|local",                                                                  \
+		 "use the NICs of this GPU, or of the one with this rank's number on its host"}, \
+	{                                                                                        \
+		"nics", 0, OPTION_TEXT, &(nic_list), "A,B,..",                                   \
+			"addresses or devices of this rank's NICs to other hosts"                \
 	}
 
 /* On stderr, of one rank: at the start its NICs and why not others; at the end what went over
  * each.  who: "trainer 0". */
 void say_nics(const char *who, const char *choice);
+void say_core(const char *who, const char *core); /* says nothing if it is empty */
 void say_sent(const char *who, const struct ws_nic *nics, uint32_t count);
 /* Adds an update's bytes to those of before. */
 void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count);

@@ -267,6 +267,9 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 		.provider = job->provider,
 		.nics = job->nics,
 		.nic_count = job->nic_count,
+		.gpu = job->gpu,
+		.local_rank = job->launch.local_rank,
+		.local_ranks = job->launch.local_ranks,
 		.host = host[0] != '\0' ? host : job->host,
 		.buffers = job->inplace ? WS_INPLACE : WS_DOUBLE,
 	};
@@ -287,6 +290,8 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 	if (rc == 0) {
 		snprintf(who, sizeof(who), "rollout %u.%u", job->replica, job->rank);
 		say_nics(who, ws_rollout_nics(holder->rollout));
+		if (job->verbose)
+			say_core(who, ws_rollout_core(holder->rollout));
 	}
 	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
 		struct ws_memory at = param_memory(&holder->memory, i);

@@ -151,7 +151,8 @@ static int run_run(const struct command *command, int argc, char **argv)
 	if (fanout_parse(given.fanout, &rules->fanout, &err) != 0 || rules_check(rules, &err) != 0)
 		return say_usage(command, "%s", err.text);
 	if (launch_find(&job.launch, given.rank != UINT32_MAX, given.rank, given.world,
-			given.job_name, &err) != 0)
+			given.job_name, &err) != 0 ||
+	    launch_gpu(&job.launch, &job.gpu, &err) != 0)
 		return say_usage(command, "%s", err.text);
 	if (given.nics != NULL && split_list(&arena, given.nics, &job.nics, &job.nic_count) != 0)
 		status = EXIT_FAILED;

@@ -286,6 +286,9 @@ static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
 		.provider = job->provider,
 		.nics = job->nics,
 		.nic_count = job->nic_count,
+		.gpu = job->gpu,
+		.local_rank = job->launch.local_rank,
+		.local_ranks = job->launch.local_ranks,
 		.staging_bytes = job->staging_bytes,
 		.op_bytes = job->rules.op_bytes,
 		.recv_staging_bytes = job->rules.recv_staging_bytes,
@@ -328,6 +331,8 @@ int trainer_role(struct job *job)
 	if (rc == 0) {
 		snprintf(who, sizeof(who), "trainer %u", job->rank);
 		say_nics(who, ws_trainer_nics(trainer));
+		if (job->verbose)
+			say_core(who, ws_trainer_core(trainer));
 	}
 	/* The others look for the hub while this rank still reads its checkpoint. */
 	if (rc == 0 && job->meet.mine)

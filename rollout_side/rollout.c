@@ -35,6 +35,14 @@ static int options_check(const struct ws_rollout_options *options, struct ws_err
 static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_options *options,
 		      struct ws_error *err)
 {
+	const struct devices_wanted wanted = {.transport = options->transport,
+					      .provider = options->provider,
+					      .nics = options->nics,
+					      .nic_count = options->nic_count,
+					      .gpu = options->gpu,
+					      .local_rank = options->local_rank,
+					      .local_ranks = options->local_ranks};
+
 	rollout->replica = options->replica;
 	rollout->rank = options->rank;
 	rollout->world = options->world;
@@ -57,8 +65,7 @@ static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_option
 	if (rc == 0)
 		rc = run_key_read(&rollout->key, options->key_file, err);
 	if (rc == 0)
-		rc = devices_find(&rollout->devices, options->transport, options->provider,
-				  options->nics, options->nic_count, err);
+		rc = devices_find(&rollout->devices, &wanted, err);
 	return rc;
 }
 
@@ -118,6 +125,11 @@ void ws_rollout_close(struct ws_rollout *rollout)
 const char *ws_rollout_nics(const struct ws_rollout *rollout)
 {
 	return rollout->devices.choice;
+}
+
+const char *ws_rollout_core(const struct ws_rollout *rollout)
+{
+	return rollout->devices.core.why;
 }
 
 /* ---------------------------------------------------------------- params */
@@ -226,7 +238,8 @@ int io_start(struct ws_rollout *rollout, struct ws_error *err)
 	atomic_store(&rollout->describe, DESCRIBE_NONE);
 	rollout->describe_said = false;
 	atomic_store(&rollout->last_step_ns, clock_ns());
-	int rc = pthread_create(&rollout->thread, NULL, rollout_io_main, rollout);
+	int rc =
+		thread_start(&rollout->thread, rollout->devices.core.cpu, rollout_io_main, rollout);
 	if (rc != 0)
 		return ws_fail(err, -ENOSPC, "no thread for the I/O of %s: %s", rollout->name,
 			       strerror(rc));

@@ -67,10 +67,12 @@ struct ws_rollout_options {
 	uint32_t replica, rank, world; /* rank and world inside the replica */
 	const char *manifest; /* JSON text of the rollout's manifest; borrowed during open */
 	size_t manifest_bytes;
-	const char *transport; /* these four as in ws_trainer_options */
+	const char *transport; /* these seven as in ws_trainer_options */
 	const char *provider;
 	const char *const *nics;
 	uint32_t nic_count;
+	const char *gpu;
+	uint32_t local_rank, local_ranks;
 	/* Who shares a host with whom, for fan-out: ranks that say the same.  NULL: who can be
 	 * reached over ipc (without it: this host's name and boot).  For containers of one host.
 	 * Which ranks ipc joins doesn't depend on it. */
@@ -83,8 +85,9 @@ WS_API int ws_rollout_open(struct ws_rollout **rollout_out,
 			   const struct ws_rollout_options *options,
 			   const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err);
 WS_API void ws_rollout_close(struct ws_rollout *rollout);
-/* As ws_trainer_nics. */
+/* As ws_trainer_nics and ws_trainer_core. */
 WS_API const char *ws_rollout_nics(const struct ws_rollout *rollout);
+WS_API const char *ws_rollout_core(const struct ws_rollout *rollout);
 
 WS_API uint32_t ws_rollout_param_count(const struct ws_rollout *rollout);
 WS_API int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,

@@ -118,6 +118,14 @@ static int params_make(struct ws_trainer *trainer, struct ws_error *err)
 static int parts_open(struct ws_trainer *trainer, const struct ws_trainer_options *options,
 		      struct ws_error *err)
 {
+	const struct devices_wanted wanted = {.transport = options->transport,
+					      .provider = options->provider,
+					      .nics = options->nics,
+					      .nic_count = options->nic_count,
+					      .gpu = options->gpu,
+					      .local_rank = options->local_rank,
+					      .local_ranks = options->local_ranks};
+
 	trainer->rank = options->rank;
 	trainer->world = options->world;
 	trainer->staging_bytes = options->staging_bytes;
@@ -135,8 +143,7 @@ static int parts_open(struct ws_trainer *trainer, const struct ws_trainer_option
 	if (rc == 0)
 		rc = run_key_read(&trainer->key, options->key_file, err);
 	if (rc == 0)
-		rc = devices_find(&trainer->devices, options->transport, options->provider,
-				  options->nics, options->nic_count, err);
+		rc = devices_find(&trainer->devices, &wanted, err);
 	if (rc == 0 && options->hub_here)
 		rc = hub_start(trainer, options, err);
 	if (rc != 0)
@@ -201,6 +208,11 @@ const char *ws_trainer_hub(const struct ws_trainer *trainer)
 const char *ws_trainer_nics(const struct ws_trainer *trainer)
 {
 	return trainer->devices.choice;
+}
+
+const char *ws_trainer_core(const struct ws_trainer *trainer)
+{
+	return trainer->devices.core.why;
 }
 
 /* ---------------------------------------------------------------- params */
@@ -283,7 +295,8 @@ int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct ws
 		if (rc != 0)
 			return rc;
 	}
-	int rc = pthread_create(&trainer->thread, NULL, trainer_io_main, trainer);
+	int rc =
+		thread_start(&trainer->thread, trainer->devices.core.cpu, trainer_io_main, trainer);
 	if (rc != 0)
 		return ws_fail(err, -ENOSPC, "no thread for the I/O of trainer %u: %s",
 			       trainer->rank, strerror(rc));

@@ -44,6 +44,12 @@ struct ws_trainer_options {
 	 * of any transport ("verbs:mlx5_0/1").  NULL: those of this host that may be used. */
 	const char *const *nics;
 	uint32_t nic_count;
+	/* Whose memory is sent: a GPU's PCI address ("0000:18:00.0") or its number in PCI order.
+	 * Without nics the ones nearest to it are used.  NULL: host memory. */
+	const char *gpu;
+	/* This process among the run's on this host.  0 of 0: unknown.  Where there are cores to
+	 * spare, the I/O thread gets one near the NICs to itself. */
+	uint32_t local_rank, local_ranks;
 	uint64_t staging_bytes; /* 0: 64 MiB; the hard watermark of what is gathered or cast */
 	/* Only read where the hub runs (hub_here): the rules of the run.  0: the default. */
 	uint64_t op_bytes;	     /* 1 MiB */
@@ -112,6 +118,9 @@ WS_API const char *ws_trainer_hub(const struct ws_trainer *trainer);
 /* The NICs of this rank and why not others: "ipc host; fabric tcp/192.0.2.7 (this host has no RDMA
  * device)".  Valid from open to close. */
 WS_API const char *ws_trainer_nics(const struct ws_trainer *trainer);
+/* The same of the I/O thread: "core 47, on NUMA node 0 beside its NICs", or why it isn't bound;
+ * empty where local_ranks is 0. */
+WS_API const char *ws_trainer_core(const struct ws_trainer *trainer);
 
 /* What rollout ranks have said of a version with ws_rollout_say_verified: how many of them, and
  * the sums of their bytes.  Never blocks. */

@@ -7,6 +7,7 @@
 #ifndef BASE_H
 #define BASE_H
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -191,6 +192,12 @@ static inline uint64_t deadline_in_ms(uint64_t ms)
 {
 	return clock_ns() + ms * 1000000u;
 }
+
+/* ------------------------------------------------------------------------------------------
+ * thread.c: as pthread_create (a positive errno), on one core, or with cpu -1 on all that the
+ * process's threads had before the first was bound.  EINVAL for a core that isn't the process's.
+ */
+int thread_start(pthread_t *thread_out, int cpu, void *(*run)(void *arg), void *arg);
 
 /* ------------------------------------------------------------------------------------------
  * json.c: strict JSON in, streaming JSON out; the only file that knows cJSON.

@@ -114,23 +114,36 @@ static int named_add(struct devices *devices, const char *transport, const char 
 
 /* ---------------------------------------------------------------- those of this host */
 
-/* All that a transport has here and nobody has a reason to skip; the reasons that somebody has
- * are told, if none is left or tell_all. */
-static int offered_add(struct devices *devices, const char *transport, const char *provider,
-		       bool tell_all, struct writer *reasons, struct ws_error *err)
+/* Who the NICs are for, and where all things are. */
+struct place {
+	struct topology topology;
+	int gpu;
+};
+
+/* All that a transport has here for this place and nobody has a reason to skip.  The reasons of
+ * those that nobody can use are told, if none is left or tell_all. */
+static int offered_add(struct devices *devices, const struct place *place, const char *transport,
+		       const char *provider, bool tell_all, struct writer *reasons,
+		       struct ws_error *err)
 {
 	struct arena arena = {0};
 	struct nic_info *infos = NULL;
-	uint32_t count = 0, before = devices->count;
+	uint32_t count = 0, usable = 0;
 
 	int rc = nics_list(&arena, transport, provider, &infos, &count, err);
 	for (uint32_t i = 0; rc == 0 && i < count; i++)
-		if (infos[i].skipped[0] == 0)
-			rc = device_add(devices, transport, infos[i].device, err);
+		usable += infos[i].skipped[0] == 0 ? 1 : 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++)
-		if (infos[i].skipped[0] != 0 && (tell_all || devices->count == before))
+		if (infos[i].skipped[0] != 0 && (tell_all || usable == 0))
 			write_format(reasons, "%snot %s (%s)", reasons->count > 0 ? ", " : "",
 				     infos[i].device, infos[i].skipped);
+	if (rc == 0 && usable > 0) {
+		nics_place(&place->topology, infos, count);
+		rc = nics_choose(&place->topology, place->gpu, infos, count, err);
+	}
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		if (infos[i].skipped[0] == 0)
+			rc = device_add(devices, transport, infos[i].device, err);
 	arena_release(&arena);
 	return rc;
 }
@@ -151,8 +164,8 @@ static int inside_add(struct devices *devices, struct writer *reasons, struct ws
 
 /* The first network that has a NIC here.  A NIC that is offered and can't be used is an error:
  * whoever bought it doesn't want to run over another one without knowing. */
-static int network_add(struct devices *devices, const char *provider, struct writer *reasons,
-		       struct ws_error *err)
+static int network_add(struct devices *devices, const struct place *place, const char *provider,
+		       struct writer *reasons, struct ws_error *err)
 {
 	const struct {
 		const char *transport, *provider;
@@ -162,12 +175,12 @@ static int network_add(struct devices *devices, const char *provider, struct wri
 	int rc = 0;
 
 	if (provider != NULL)
-		return offered_add(devices, "fabric", provider, true, reasons, err);
+		return offered_add(devices, place, "fabric", provider, true, reasons, err);
 	for (size_t i = 0; rc == 0 && devices->count == before && i < ARRAY_SIZE(networks); i++) {
 		size_t told = reasons->count;
 		if (transport_find(networks[i].transport) == NULL)
 			continue;
-		rc = offered_add(devices, networks[i].transport, networks[i].provider,
+		rc = offered_add(devices, place, networks[i].transport, networks[i].provider,
 				 networks[i].tell_all, reasons, err);
 		if (rc != 0)
 			ws_fail_in(
@@ -203,42 +216,68 @@ static void choice_write(struct devices *devices, const char *why)
 	devices->choice[out.count] = 0;
 }
 
-static int devices_choose(struct devices *devices, const char *transport, const char *provider,
-			  const char *const *nics, uint32_t nic_count, struct writer *reasons,
-			  struct ws_error *err)
+static int devices_choose(struct devices *devices, const struct devices_wanted *wanted,
+			  const struct place *place, struct writer *reasons, struct ws_error *err)
 {
+	const char *transport = wanted->transport, *provider = wanted->provider;
 	bool is_auto = transport == NULL || strcmp(transport, "auto") == 0;
 	int rc = is_auto ? inside_add(devices, reasons, err) : 0;
 
 	if (rc != 0)
 		return rc;
-	if (nic_count > 0)
+	if (wanted->nic_count > 0)
 		rc = named_add(devices, is_auto ? NULL : transport,
-			       provider != NULL ? provider : "tcp", nics, nic_count, err);
+			       provider != NULL ? provider : "tcp", wanted->nics, wanted->nic_count,
+			       err);
 	else if (is_auto)
-		rc = network_add(devices, provider, reasons, err);
+		rc = network_add(devices, place, provider, reasons, err);
 	else
-		rc = offered_add(devices, transport, provider, false, reasons, err);
+		rc = offered_add(devices, place, transport, provider, false, reasons, err);
 	return rc;
 }
 
-int devices_find(struct devices *devices, const char *transport, const char *provider,
-		 const char *const *nics, uint32_t nic_count, struct ws_error *err)
+/* Named or chosen: the I/O thread runs near all of them. */
+static void core_find(struct devices *devices, const struct devices_wanted *wanted,
+		      const struct place *place)
+{
+	struct nic_info infos[NICS_MAX];
+
+	for (uint32_t i = 0; i < devices->count; i++)
+		nic_info_of(devices->device[i].transport, devices->device[i].name, &infos[i]);
+	nics_place(&place->topology, infos, devices->count);
+	core_choose(&place->topology, infos, devices->count, wanted->local_rank,
+		    wanted->local_ranks, &devices->core);
+}
+
+int devices_find(struct devices *devices, const struct devices_wanted *wanted, struct ws_error *err)
 {
 	char why[REASONS_BYTES];
 	struct writer reasons = writer_fixed(why, sizeof(why) - 1);
+	struct place place = {0};
+	bool binds = wanted->local_ranks > 0;
+	int rc = 0;
 
 	memset(devices, 0, sizeof(*devices));
-	if (nic_count > 0)
+	devices->core.cpu = -1;
+	if (wanted->nic_count > 0)
 		write_format(&reasons, "as named");
-	int rc = devices_choose(devices, transport, provider, nics, nic_count, &reasons, err);
+	/* It takes a while: not for who names its NICs and asks for no core. */
+	if (wanted->nic_count == 0 || binds || wanted->gpu != NULL)
+		rc = topology_load(&place.topology, NULL, err);
+	if (rc == 0)
+		rc = topology_gpu_find(&place.topology, wanted->gpu, &place.gpu, err);
+	if (rc == 0)
+		rc = devices_choose(devices, wanted, &place, &reasons, err);
 	why[reasons.count] = 0;
 	if (rc == 0 && devices->count == 0)
 		rc = ws_fail(err, -ENODEV,
 			     "this host has no NIC for transport '%s' that is used unasked; name "
 			     "one; %s",
-			     transport != NULL ? transport : "auto", why);
+			     wanted->transport != NULL ? wanted->transport : "auto", why);
+	if (rc == 0 && binds)
+		core_find(devices, wanted, &place);
 	choice_write(devices, why);
+	topology_release(&place.topology);
 	return rc;
 }
 

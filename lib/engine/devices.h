@@ -7,6 +7,7 @@
 #define ENGINE_DEVICES_H
 
 #include "lib/engine/engine.h"
+#include "lib/transport/topology.h"
 
 #define DEVICES_CHOICE_BYTES 600
 
@@ -20,6 +21,16 @@ struct devices {
 	/* For people, what was chosen and why not something better: "ipc host; fabric
 	 * tcp/192.0.2.7 (this host has no RDMA device)". */
 	char choice[DEVICES_CHOICE_BYTES];
+	struct core_choice core; /* where the I/O thread runs; why is empty if nobody asked */
+};
+
+/* What a side's options say; zeroes are defaults. */
+struct devices_wanted {
+	const char *transport, *provider;
+	const char *const *nics;
+	uint32_t nic_count;
+	const char *gpu;		  /* see topology_gpu_find; NULL: host memory */
+	uint32_t local_rank, local_ranks; /* see core_choose */
 };
 
 /*
@@ -29,14 +40,15 @@ struct devices {
  * transport "auto" (or NULL): ipc, if it opens, for peers on this host, and for the others the
  * first of verbs, libfabric's efa and libfabric's tcp that has a NIC here which isn't skipped
  * (provider: only that one of libfabric's).  Another transport: only its NICs, all that aren't
- * skipped.
+ * skipped.  Of a transport's NICs those are taken that serve the GPU, or the process's NUMA node
+ * (nics_choose).
  *
  * nics replace the choice of those for other hosts: addresses, interfaces or domains (libfabric's,
  * the provider is put in front, NULL: "tcp"), whole devices ("tcp/127.0.0.1", "mlx5_0/1"), or with
  * "auto" also devices of any transport with its name in front ("verbs:mlx5_0/1").
  */
-int devices_find(struct devices *devices, const char *transport, const char *provider,
-		 const char *const *nics, uint32_t nic_count, struct ws_error *err);
+int devices_find(struct devices *devices, const struct devices_wanted *wanted,
+		 struct ws_error *err);
 
 /* Where a memory lies among the regions. */
 struct memory_place {

@@ -176,7 +176,7 @@ int stage_thread_open(struct engine *engine, struct ws_error *err)
 	if (stage->wake_fd < 0 || stage->done_fd < 0)
 		return ws_fail(err, -errno, "cannot make an eventfd for the stage thread: %s",
 			       strerror(errno));
-	int rc = pthread_create(&stage->thread, NULL, stage_main, stage);
+	int rc = thread_start(&stage->thread, -1, stage_main, stage);
 	if (rc != 0)
 		return ws_fail(err, -rc, "cannot start the stage thread: %s", strerror(rc));
 	stage->started = true;

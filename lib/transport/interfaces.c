@@ -85,6 +85,20 @@ bool interface_lower(const char *name, char lower_out[32])
 	return lower_out[0] != 0;
 }
 
+void rdma_interface(const char *rdma, char name_out[32])
+{
+	char path[160];
+	void *text;
+	size_t count;
+
+	name_out[0] = 0;
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%.63s/ports/1/gid_attrs/ndevs/0", rdma);
+	if (file_read(path, SYSFS_BYTES_MAX, &text, &count, NULL) != 0)
+		return;
+	snprintf(name_out, 32, "%.*s", (int)MIN(strcspn(text, "\n"), 31u), (char *)text);
+	mem_free(text);
+}
+
 /* ---------------------------------------------------------------- what getifaddrs says */
 
 static struct in_addr address_of(const struct sockaddr *from)

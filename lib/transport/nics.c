@@ -204,6 +204,24 @@ int topology_nics(const struct topology *topology, struct arena *arena, const ch
 
 /* ---------------------------------------------------------------- where each hangs */
 
+void nic_info_of(const char *transport, const char *device, struct nic_info *info_out)
+{
+	const char *slash = strchr(device, '/'), *source = slash != NULL ? slash + 1 : device;
+	struct interface interface;
+
+	*info_out = (struct nic_info){.numa = -1};
+	if (strcmp(transport, "verbs") == 0) {
+		snprintf(info_out->rdma, sizeof(info_out->rdma), "%.*s",
+			 (int)MIN(strcspn(device, "/?"), sizeof(info_out->rdma) - 1), device);
+	} else if (strcmp(transport, "fabric") == 0 &&
+		   interface_find(source, &interface, NULL) == 0) {
+		snprintf(info_out->netdev, sizeof(info_out->netdev), "%s", interface.name);
+	} else if (strcmp(transport, "fabric") == 0) { /* a domain: "rdmap0s6-rdm", "mlx5_0" */
+		snprintf(info_out->rdma, sizeof(info_out->rdma), "%.*s",
+			 (int)MIN(strcspn(source, "-"), sizeof(info_out->rdma) - 1), source);
+	}
+}
+
 static const struct topology_nic *device_find(const struct topology *topology, const char *name,
 					      bool rdma)
 {
@@ -221,6 +239,8 @@ static const struct topology_nic *card_find(const struct topology *topology,
 	char name[32], lower[32];
 
 	snprintf(name, sizeof(name), "%.31s", info->netdev);
+	if (name[0] == 0 && info->rdma[0] != 0 && !topology->saved)
+		rdma_interface(info->rdma, name);
 	if (found == NULL)
 		found = device_find(topology, name, false);
 	for (int i = 0; found == NULL && !topology->saved && i < LOWER_MAX; i++) {

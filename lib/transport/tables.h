@@ -35,6 +35,8 @@ int interfaces_list(struct arena *arena, struct interface **interfaces_out, uint
 		    struct ws_error *err);
 /* The interface below a bond, VLAN or bridge; of several the first by name. */
 bool interface_lower(const char *name, char lower_out[32]);
+/* The interface whose address the first GID of an RDMA device's first port has; or "". */
+void rdma_interface(const char *rdma, char name_out[32]);
 
 /* What libfabric's provider offers here, one nic_info per domain and source address, appended to
  * the arena; *infos_out is NULL where it offers nothing. */

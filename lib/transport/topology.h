@@ -94,6 +94,9 @@ int topology_nics(const struct topology *topology, struct arena *arena, const ch
 		  const char *provider, struct nic_info **infos_out, uint32_t *count_out,
 		  struct ws_error *err);
 
+/* What a device's name alone tells, for nics_place: the kernel's devices that it means. */
+void nic_info_of(const char *transport, const char *device, struct nic_info *info_out);
+
 /* Fills the second part of infos but for gpus and near. */
 void nics_place(const struct topology *topology, struct nic_info *infos, uint32_t count);
 
