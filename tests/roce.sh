@@ -61,6 +61,7 @@ asan=$(dirname "$build")/build-address,undefined
 program "the transport contract over verbs" 120 "$build/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
 program "the transport contract over verbs, asan+ubsan" 240 "$asan/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
 
+. "$tests/vm/doctor.sh"
 python3 "$tests/vm/roce.py" "$build" "$place/updates" verbs "$pattern"
 failures=$((failures + $?))
 exit "$failures"
