@@ -2,7 +2,7 @@
 /*
  * Ops in flight.  Each has a slot from the moment a NIC took it until it is reported; its id
  * carries the slot and a generation, so that a report of anything else is recognised.  Ops are
- * dealt to the rail whose NIC will be done first: bytes in flight by line rate.
+ * dealt to the rail whose NIC will be done with them first: bytes in flight by line rate.
  */
 #include <errno.h>
 
@@ -78,19 +78,24 @@ static void slot_give_back(struct engine *engine, struct op_slot *slot)
 	engine->slot_free = (uint32_t)(slot - engine->slots);
 }
 
-/* True if a would be done with its bytes in flight before b.  An unknown speed is as fast as the
- * other's. */
-static bool is_less_busy(const struct engine_nic *a, const struct engine_nic *b)
+/* True if a would be done with these bytes, behind those in flight, before b; where both would be
+ * at once, if it has had less of this attempt.  An unknown speed is as fast as the other's. */
+static bool is_sooner(const struct engine_nic *a, const struct engine_nic *b, uint64_t bytes)
 {
 	uint64_t a_mbps = a->nic->mbps, b_mbps = b->nic->mbps;
 	if (a_mbps == 0 || b_mbps == 0)
 		a_mbps = b_mbps = 1;
-	return a->in_flight_bytes * b_mbps < b->in_flight_bytes * a_mbps;
+	uint64_t a_ends = (a->in_flight_bytes + bytes) * b_mbps;
+	uint64_t b_ends = (b->in_flight_bytes + bytes) * a_mbps;
+	if (a_ends != b_ends)
+		return a_ends < b_ends;
+	return (a->bytes_sent + a->in_flight_bytes) * b_mbps <
+	       (b->bytes_sent + b->in_flight_bytes) * a_mbps;
 }
 
 /* My NIC whose rail should take the next op; NONE: not now.  *any_out: there is a live rail. */
 static uint32_t rail_deal(const struct engine *engine, const struct engine_peer *peer,
-			  bool *any_out)
+			  uint64_t bytes, bool *any_out)
 {
 	uint32_t best = NONE;
 	*any_out = false;
@@ -103,7 +108,7 @@ static uint32_t rail_deal(const struct engine *engine, const struct engine_peer 
 		if (nic->in_flight >= nic->limit || rail->in_flight >= engine->rail_limit ||
 		    rail->refused_step == engine->step)
 			continue;
-		if (best == NONE || is_less_busy(nic, &engine->nics[best]))
+		if (best == NONE || is_sooner(nic, &engine->nics[best], bytes))
 			best = i;
 	}
 	return best;
@@ -138,7 +143,7 @@ int post_op(struct engine *engine, const struct post *post)
 	/* At most once around all rails: each turn marks one as refused. */
 	for (uint32_t turn = 0; turn < engine->nic_count; turn++) {
 		bool any;
-		uint32_t index = rail_deal(engine, peer, &any);
+		uint32_t index = rail_deal(engine, peer, post->bytes, &any);
 		if (!any)
 			return post_refuse(engine, post, -ENETDOWN);
 		if (index == NONE)

@@ -4,6 +4,8 @@
  * "seed=3,drop=0.01,dup_nth=5:fabric:tcp/127.0.0.1".  README.md lists the rules.  They act on
  * the ops posted through this NIC; delay also on the immediates that arrive at it.
  *
+ * down and gone are of the NIC as a whole: its port, or it.
+ *
  * Every op is a slot; the wrapped NIC sees the slot's index as the op's id.  Events that the
  * wrapped NIC doesn't give (drop, fail), or gave too early (delay), are queued here.
  */
@@ -53,6 +55,9 @@ struct fault {
 	struct nic *inner; /* owned */
 	struct rules rules;
 	bool decided, does[RULE_COUNT]; /* for the next op, while the wrapped NIC is full */
+	uint64_t traffic;		/* ops and immediates */
+	uint64_t polls_left;		/* until the port is up again */
+	bool down, gone, nic_due;	/* nic_due: an EVENT_NIC */
 
 	struct peer *peers; /* owned */
 	struct slot *slots; /* owned */
@@ -97,7 +102,7 @@ static void limits_take(struct fault *fault)
 {
 	const struct nic *inner = fault->inner;
 	const struct transport *transport = fault->nic.transport;
-	bool any = false;
+	bool any = fault->rules.down_nth > 0 || fault->rules.gone_nth > 0;
 
 	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
 		any = any || rules_have(&fault->rules, rule);
@@ -342,6 +347,42 @@ static int fault_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool
 	return rc;
 }
 
+/* ---------------------------------------------------------------- the port */
+
+static void port_set(struct fault *fault, bool down)
+{
+	fault->down = down;
+	fault->nic_due = true;
+	fault->polls_left = fault->rules.down_polls;
+}
+
+/* One op or immediate more: does the port go down with it, or the NIC? */
+static void traffic_count(struct fault *fault)
+{
+	fault->traffic++;
+	if (fault->traffic == fault->rules.down_nth)
+		port_set(fault, true);
+	if (fault->traffic == fault->rules.gone_nth)
+		fault->gone = true;
+}
+
+/* Without down_polls it stays down.  How many events were written. */
+static int port_poll(struct fault *fault, struct event *event_out)
+{
+	struct nic *nic = &fault->nic;
+
+	if (fault->down && fault->polls_left > 0 && --fault->polls_left == 0)
+		port_set(fault, false);
+	if (!fault->nic_due)
+		return 0;
+	fault->nic_due = false;
+	nic->down = fault->down || fault->inner->down;
+	snprintf(nic->trouble, sizeof(nic->trouble), "its port %s down by rule",
+		 fault->down ? "is" : "was");
+	*event_out = (struct event){.kind = EVENT_NIC};
+	return 1;
+}
+
 /* ---------------------------------------------------------------- post */
 
 static void decide(struct fault *fault)
@@ -395,8 +436,10 @@ static bool corrupt(struct fault *fault, struct op *op, struct slot *slot)
 
 static void report_without_sending(struct fault *fault, const struct op *op)
 {
-	struct event event = {.kind = fault->does[FAIL] ? EVENT_FAILED : EVENT_SENT,
-			      .status = fault->does[FAIL] ? -EIO : 0,
+	struct event event = {.kind = fault->does[FAIL] || fault->down ? EVENT_FAILED : EVENT_SENT,
+			      .status = fault->down	    ? -ENETDOWN
+					: fault->does[FAIL] ? -EIO
+							    : 0,
 			      .id = op->id,
 			      .peer = op->peer};
 	bool kept = event_hold(
@@ -438,8 +481,12 @@ static int fault_post(struct nic *nic, const struct op *ops, int count)
 		assert(!ops[i].peer->closing);
 		if (fault->unreported == nic->ops_in_flight_max)
 			return i;
+		if (!fault->decided)
+			traffic_count(fault);
+		if (fault->gone)
+			return i > 0 ? i : -ENODEV;
 		decide(fault);
-		if (fault->does[FAIL] || fault->does[DROP]) {
+		if (fault->does[FAIL] || fault->does[DROP] || fault->down) {
 			report_without_sending(fault, &ops[i]);
 		} else {
 			int rc = pass_on(fault, &ops[i]);
@@ -487,12 +534,15 @@ static bool translate(struct fault *fault, const struct event *from, struct even
 {
 	*to = *from;
 	if (from->kind == EVENT_NIC) {
-		fault->nic.down = fault->inner->down;
+		fault->nic.down = fault->inner->down || fault->down;
 		memcpy(fault->nic.trouble, fault->inner->trouble, sizeof(fault->nic.trouble));
 		return true;
 	}
 	if (from->kind == EVENT_IMM) {
 		bool delay = rules_chance(&fault->rules, DELAY);
+		traffic_count(fault);
+		if (fault->down)
+			return false; /* it doesn't get through */
 		to->peer = from->peer != NULL ? peer_find(fault, from->peer) : NULL;
 		return !delay ||
 		       !event_hold(fault, to,
@@ -519,8 +569,11 @@ static int fault_poll(struct nic *nic, struct event *events_out, int count)
 {
 	struct fault *fault = fault_of(nic);
 	struct event events[32];
-	int taken = held_take(fault, events_out, count);
 
+	if (fault->gone)
+		return -ENODEV;
+	int taken = port_poll(fault, events_out);
+	taken += held_take(fault, events_out + taken, count - taken);
 	extras_post(fault);
 	int got = fault->inner->transport->poll(fault->inner, events, MIN(count - taken, 32));
 	for (int i = 0; i < got; i++)

@@ -14,6 +14,8 @@ struct rules {
 	double chance[RULE_COUNT];
 	uint64_t nth[RULE_COUNT]; /* counted from 1; 0: none */
 	uint64_t op_count;	  /* ops decided so far */
+	/* Of the NIC as a whole; ops and immediates are counted, from 1; 0: none. */
+	uint64_t down_nth, down_polls, gone_nth;
 };
 
 /* The count bytes at text: "seed=3,drop=0.01,dup_nth=5", or nothing. */

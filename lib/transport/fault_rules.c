@@ -12,6 +12,15 @@ static const char *const rule_names[RULE_COUNT] = {
 	[LOST] = "lost", [STALE] = "stale", [CORRUPT] = "corrupt", [CUT] = "cut",
 };
 
+/* The rules of the NIC as a whole.  NULL: key is none of them. */
+static uint64_t *nic_rule(struct rules *rules, const char *key)
+{
+	return strcmp(key, "down_nth") == 0	? &rules->down_nth
+	       : strcmp(key, "down_polls") == 0 ? &rules->down_polls
+	       : strcmp(key, "gone_nth") == 0	? &rules->gone_nth
+						: NULL;
+}
+
 static int rule_parse(struct rules *rules, const char *key, const char *value, struct ws_error *err)
 {
 	char *end;
@@ -21,6 +30,13 @@ static int rule_parse(struct rules *rules, const char *key, const char *value, s
 		return *end == 0 && *value != 0
 			       ? 0
 			       : ws_fail(err, -EINVAL, "seed='%s' isn't a number", value);
+	}
+	uint64_t *number = nic_rule(rules, key);
+	if (number != NULL) {
+		*number = strtoull(value, &end, 10);
+		return *end == 0 && *number > 0
+			       ? 0
+			       : ws_fail(err, -EINVAL, "%s='%s' isn't a number from 1", key, value);
 	}
 	for (int rule = 0; rule < RULE_COUNT; rule++) {
 		size_t count = strlen(rule_names[rule]);
@@ -43,7 +59,8 @@ static int rule_parse(struct rules *rules, const char *key, const char *value, s
 	}
 	return ws_fail(err, -EINVAL,
 		       "no fault rule is named '%s'; there are seed, drop, dup, fail, delay, lost, "
-		       "stale, corrupt, cut, and each but seed with _nth",
+		       "stale, corrupt, cut, and each but seed with _nth; down_nth, down_polls, "
+		       "gone_nth",
 		       key);
 }
 

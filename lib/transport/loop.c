@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NICs inside one process: device "net/name" or "net/name?seed=7".  All NICs of a net share a
- * seeded generator that decides when each write lands, when its immediate is seen and when its
- * end is reported, so that nobody leans on an order.  A net lives as long as its NICs.
+ * NICs inside one process: device "net/name", "net/name?seed=7" or "net/name?mbps=1000".  All NICs
+ * of a net share a seeded generator that decides when each write lands, when its immediate is seen
+ * and when its end is reported, so that nobody leans on an order; but not before a line of that
+ * speed has carried it (loop_net.c).  A net lives as long as its NICs.
  *
  * A write sits in a slot of its sender until its immediate was taken and its end was reported:
  * a receiver that doesn't poll holds its senders up.  One lock per net (a test may run each side
@@ -12,9 +13,9 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "lib/transport/loop.h"
 #include "lib/transport/tables.h"
 
 #define LOOP_OPS_MAX	  64
@@ -22,71 +23,10 @@
 #define LOOP_OP_BYTES_MAX (UINT64_C(4) << 20)
 #define LOOP_MRS_MAX	  4096
 #define ADDRESS_MAGIC	  UINT32_C(0x31504c57)
-#define NONE		  UINT32_MAX
-
-struct net {
-	struct net *next;
-	char name[48];
-	pthread_mutex_t lock;
-	uint64_t random;   /* the generator's state */
-	uint64_t serial;   /* of the last NIC, peer or key made */
-	struct loop *nics; /* borrowed */
-};
-
-struct slot {
-	struct op op;	       /* peer is the sender's half */
-	uint32_t next, before; /* in its peer's list, or the free list */
-	int status;	       /* 0, or what FAILED says */
-	bool landed;	       /* or failed */
-	bool imm_due, end_due;
-};
-
-struct peer {
-	struct loop *loop;  /* the NIC this half belongs to */
-	struct peer *other; /* the other half, while both exist */
-	struct peer *next;  /* of the same NIC */
-	uint64_t serial;
-	uint32_t first, last; /* slots with ops from here to other */
-	uint32_t unreported;
-	bool connected, closing;
-};
-
-struct loop {
-	struct nic nic; /* first */
-	struct net *net;
-	struct loop *next; /* of the same net */
-	char name[48];
-	uint64_t serial;
-	struct peer *peers; /* owned */
-	struct slot *slots; /* owned; LOOP_SLOTS */
-	uint32_t free_first, unreported;
-	struct mr **mrs; /* owned array of the callers' */
-	uint32_t mr_count;
-};
-
-static pthread_mutex_t nets_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct net *nets; /* those with NICs */
 
 static struct loop *loop_of(struct nic *nic)
 {
 	return (struct loop *)nic;
-}
-
-static uint64_t random_next(struct net *net)
-{
-	net->random += UINT64_C(0x9e3779b97f4a7c15);
-	return mix64(net->random);
-}
-
-/* Serials are a net's own; this tells nets apart in addresses. */
-static uint64_t net_digest(const struct net *net)
-{
-	return digest_bytes(net->name, strlen(net->name), 0);
-}
-
-static bool coin(struct net *net)
-{
-	return (random_next(net) >> 17 & 1) != 0;
 }
 
 /* ---------------------------------------------------------------- slots */
@@ -176,124 +116,37 @@ static void peer_progress(struct peer *peer)
 	if (peer->other == NULL || peer->other->other != peer)
 		return;
 	for (uint32_t i = peer->first; i != NONE; i = loop->slots[i].next)
-		if (!loop->slots[i].landed && coin(loop->net))
+		if (!loop->slots[i].landed && loop->slots[i].due_ns <= loop->net->now_ns &&
+		    net_coin(loop->net))
 			slot_land(peer, &loop->slots[i]);
 }
 
 /* ---------------------------------------------------------------- open, close */
 
-static void net_leave(struct loop *loop)
-{
-	struct net *net = loop->net;
-
-	pthread_mutex_lock(&nets_lock);
-	for (struct loop **at = &net->nics; *at != NULL; at = &(*at)->next)
-		if (*at == loop) {
-			*at = loop->next;
-			break;
-		}
-	if (net->nics == NULL) {
-		for (struct net **at = &nets; *at != NULL; at = &(*at)->next)
-			if (*at == net) {
-				*at = net->next;
-				break;
-			}
-		pthread_mutex_destroy(&net->lock);
-		mem_free(net);
-	}
-	pthread_mutex_unlock(&nets_lock);
-	loop->net = NULL;
-}
-
-/* With nets_lock held. */
-static struct net *net_find_or_make(const char *name, uint64_t seed)
-{
-	for (struct net *net = nets; net != NULL; net = net->next)
-		if (strcmp(net->name, name) == 0)
-			return net;
-	struct net *net = mem_alloc(sizeof(*net));
-	if (net == NULL)
-		return NULL;
-	snprintf(net->name, sizeof(net->name), "%s", name);
-	net->random = seed;
-	pthread_mutex_init(&net->lock, NULL);
-	net->next = nets;
-	nets = net;
-	return net;
-}
-
-static int net_join(struct loop *loop, const char *name, uint64_t seed, struct ws_error *err)
-{
-	int rc = 0;
-
-	pthread_mutex_lock(&nets_lock);
-	struct net *net = net_find_or_make(name, seed);
-	if (net == NULL)
-		rc = ws_fail(err, -ENOMEM, "no memory for the loop net '%s'", name);
-	for (struct loop *i = net != NULL ? net->nics : NULL; i != NULL; i = i->next)
-		if (strcmp(i->name, loop->name) == 0)
-			rc = ws_fail(err, -EINVAL, "loop net '%s' has a NIC '%s' already", name,
-				     loop->name);
-	if (net != NULL && rc == 0) {
-		pthread_mutex_lock(&net->lock);
-		loop->serial = ++net->serial;
-		loop->next = net->nics;
-		net->nics = loop;
-		loop->net = net;
-		pthread_mutex_unlock(&net->lock);
-	}
-	pthread_mutex_unlock(&nets_lock);
-	return rc;
-}
-
-/* "net/name?seed=7" into its parts. */
-static int device_parse(const char *device, char net[48], char name[48], uint64_t *seed_out,
-			struct ws_error *err)
-{
-	const char *slash = strchr(device, '/');
-	const char *query = slash != NULL ? strchr(slash, '?') : NULL;
-	char *end = "";
-
-	*seed_out = 1;
-	if (query != NULL && strncmp(query, "?seed=", 6) == 0)
-		*seed_out = strtoull(query + 6, &end, 10);
-	size_t net_count = slash != NULL ? (size_t)(slash - device) : 0;
-	size_t name_count = slash == NULL   ? 0
-			    : query != NULL ? (size_t)(query - slash) - 1
-					    : strlen(slash + 1);
-	if (net_count == 0 || net_count >= 48 || name_count == 0 || name_count >= 48 || *end != 0 ||
-	    (query != NULL && (strncmp(query, "?seed=", 6) != 0 || query[6] == 0)))
-		return ws_fail(err, -EINVAL,
-			       "'%s' isn't a loop device; write net/name or net/name?seed=7",
-			       device);
-	snprintf(net, 48, "%.*s", (int)net_count, device);
-	snprintf(name, 48, "%.*s", (int)name_count, slash + 1);
-	return 0;
-}
-
 static int loop_open(struct nic *nic, const char *device, struct ws_error *err)
 {
 	struct loop *loop = loop_of(nic);
-	char net[48];
-	uint64_t seed;
+	struct loop_device parsed;
 
-	int rc = device_parse(device, net, loop->name, &seed, err);
+	int rc = loop_device_parse(&parsed, device, err);
 	if (rc != 0)
 		return rc;
+	memcpy(loop->name, parsed.name, sizeof(loop->name));
 	loop->slots = mem_alloc(LOOP_SLOTS * sizeof(*loop->slots));
 	loop->mrs = mem_alloc(LOOP_MRS_MAX * sizeof(struct mr *));
 	if (loop->slots == NULL || loop->mrs == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for the loop NIC '%s'", device);
 	for (uint32_t i = 0; i < LOOP_SLOTS; i++)
 		loop->slots[i].next = i + 1 < LOOP_SLOTS ? i + 1 : NONE;
-	snprintf(nic->name, sizeof(nic->name), "loop %.40s/%.40s", net, loop->name);
-	snprintf(nic->subnet, sizeof(nic->subnet), "%s", net);
+	snprintf(nic->name, sizeof(nic->name), "loop %.40s/%.40s", parsed.net, loop->name);
+	snprintf(nic->subnet, sizeof(nic->subnet), "%s", parsed.net);
+	nic->mbps = parsed.mbps;
 	nic->op_bytes_max = LOOP_OP_BYTES_MAX;
 	nic->ops_in_flight_max = LOOP_OPS_MAX;
 	nic->imm_bytes = 4;
 	nic->fences_one_peer = true;
 	nic->protocol = digest_bytes("loop 1", 6, 0);
-	return net_join(loop, net, seed, err);
+	return net_join(loop, &parsed, err);
 }
 
 /* Halves that were connected to peer lose it: what they sent and hasn't landed has failed. */
@@ -482,8 +335,11 @@ static bool post_one(struct loop *loop, const struct op *op)
 	if (loop->unreported == LOOP_OPS_MAX || index == NONE)
 		return false;
 	loop->free_first = loop->slots[index].next;
-	loop->slots[index] = (struct slot){.op = *op, .imm_due = true, .end_due = true};
-	slot_link(loop, op->peer, index, coin(loop->net));
+	loop->slots[index] = (struct slot){.op = *op,
+					   .imm_due = true,
+					   .end_due = true,
+					   .due_ns = net_line_take(loop, op->bytes)};
+	slot_link(loop, op->peer, index, net_coin(loop->net));
 	loop->unreported++;
 	op->peer->unreported++;
 	if (op->peer->other == NULL)
@@ -512,7 +368,7 @@ static int ends_take(struct peer *peer, struct event *events_out, int count)
 	for (uint32_t i = peer->first, next; i != NONE && taken < count; i = next) {
 		struct slot *slot = &loop->slots[i];
 		next = slot->next;
-		if (!slot->landed || !slot->end_due || !coin(loop->net))
+		if (!slot->landed || !slot->end_due || !net_coin(loop->net))
 			continue;
 		events_out[taken++] = (struct event){
 			.kind = slot->status == 0 ? EVENT_SENT : EVENT_FAILED,
@@ -539,7 +395,7 @@ static int imms_take(struct peer *peer, struct event *events_out, int count)
 	for (uint32_t i = other->first, next; i != NONE && taken < count; i = next) {
 		struct slot *slot = &other->loop->slots[i];
 		next = slot->next;
-		if (!slot->landed || !slot->imm_due || !coin(peer->loop->net))
+		if (!slot->landed || !slot->imm_due || !net_coin(peer->loop->net))
 			continue;
 		events_out[taken++] =
 			(struct event){.kind = EVENT_IMM, .imm = slot->op.imm, .peer = peer};
@@ -555,6 +411,7 @@ static int loop_poll(struct nic *nic, struct event *events_out, int count)
 	int taken = 0;
 
 	pthread_mutex_lock(&loop->net->lock);
+	net_time_pass(loop->net);
 	for (struct peer *peer = loop->peers; peer != NULL && taken < count; peer = peer->next) {
 		peer_progress(peer);
 		if (peer->other != NULL && peer->other->other == peer)
