@@ -370,6 +370,7 @@ static int ends_take(struct peer *peer, struct event *events_out, int count)
 		next = slot->next;
 		if (!slot->landed || !slot->end_due || !net_coin(loop->net))
 			continue;
+		loop->told = true;
 		events_out[taken++] = (struct event){
 			.kind = slot->status == 0 ? EVENT_SENT : EVENT_FAILED,
 			.status = slot->status,
@@ -411,6 +412,7 @@ static int loop_poll(struct nic *nic, struct event *events_out, int count)
 	int taken = 0;
 
 	pthread_mutex_lock(&loop->net->lock);
+	loop->told = false;
 	net_time_pass(loop->net);
 	for (struct peer *peer = loop->peers; peer != NULL && taken < count; peer = peer->next) {
 		peer_progress(peer);

@@ -47,6 +47,7 @@ struct loop {
 	char name[48];
 	uint64_t serial;
 	uint64_t free_ns;   /* its line has sent all that was posted */
+	bool told;	    /* its last poll yielded ends: more may be posted now */
 	struct peer *peers; /* owned */
 	struct slot *slots; /* owned; LOOP_SLOTS */
 	uint32_t free_first, unreported;

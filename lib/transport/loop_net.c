@@ -3,8 +3,9 @@
  * Nets of loop NICs: who is in which, their dice, and the time that lines need.
  *
  * A NIC with a speed sends its ops one after the other.  The net's clock isn't the wall's: it jumps
- * to the next end of an op as soon as all that is due has been reported, so that shares of NICs are
- * those of their speeds on any machine.  A sender that doesn't poll stops the clock of its net.
+ * to the next end of an op as soon as all that is due has been reported and answered, so that
+ * shares of NICs are those of their speeds on any machine.  A sender that doesn't poll stops the
+ * clock of its net.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -153,9 +154,12 @@ void net_time_pass(struct net *net)
 {
 	uint64_t next_ns = UINT64_MAX;
 
-	for (struct loop *loop = net->nics; loop != NULL; loop = loop->next)
-		for (struct peer *peer = loop->nic.mbps != 0 ? loop->peers : NULL; peer != NULL;
-		     peer = peer->next)
+	for (struct loop *loop = net->nics; loop != NULL; loop = loop->next) {
+		if (loop->nic.mbps == 0)
+			continue;
+		if (loop->told)
+			return;
+		for (struct peer *peer = loop->peers; peer != NULL; peer = peer->next)
 			for (uint32_t i = peer->first; i != NONE; i = loop->slots[i].next) {
 				const struct slot *slot = &loop->slots[i];
 				if (slot->due_ns > net->now_ns)
@@ -163,6 +167,7 @@ void net_time_pass(struct net *net)
 				else if (slot->end_due)
 					return;
 			}
+	}
 	if (next_ns != UINT64_MAX)
 		net->now_ns = next_ns;
 }
