@@ -84,8 +84,11 @@ static void arm(struct ws_rollout *rollout)
 			 : engine_arm(rollout->engine, rollout->version.attempt, &err);
 	rollout->wire.written = rollout->wire.written || rc == 0;
 	rollout->bytes_from_rollouts = 0;
-	if (rc == 0)
+	if (rc == 0) {
 		forwards_armed(rollout);
+		engine_rails_text(rollout->engine, rollout->nic_trouble,
+				  sizeof(rollout->nic_trouble));
+	}
 	version_armed(&rollout->version, rc, &err, &actions);
 	actions_apply(rollout, &actions);
 }
@@ -128,11 +131,10 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 			.digest_count = digests,
 			.param_digest = rollout->param_digest,
 		};
+		memcpy(slot->report.nic_trouble, rollout->nic_trouble,
+		       sizeof(rollout->nic_trouble));
 		slot->report.nic_count = engine_nics(rollout->engine, slot->report.nics);
 	}
-	if (action->hook == HOOK_RESUME)
-		engine_rails_text(rollout->engine, slot->report.nic_trouble,
-				  sizeof(slot->report.nic_trouble));
 	atomic_store_explicit(&slot->state, SLOT_POSTED, memory_order_release);
 	fd_wake(rollout->step_fd);
 }

@@ -193,6 +193,7 @@ struct ws_rollout {
 	uint64_t begin_ns, ready_ns, landed_ns, pause_ns; /* of the attempt */
 	uint64_t copy_ns, reload_ns, param_digest;
 	uint64_t bytes_from_rollouts; /* of the attempt */
+	char nic_trouble[256];	      /* at its begin */
 };
 
 /* rollout.c */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "lib/engine/engine_internal.h"
+#include "lib/transport/tables.h"
 #include "tests/test.h"
 
 #define OP_BYTES  4096u
@@ -303,7 +304,7 @@ static void runs_on_both_rails(struct ends *ends)
 START_TEST(a_nic_that_goes_out_of_use_is_told_once_left_out_and_comes_back)
 {
 	bool at_sender = (_i & 1) == 0, gone = (_i & 2) != 0;
-	const char *rule = gone ? "gone_nth=1500" : "down_nth=1500,down_polls=300";
+	const char *rule = gone ? "gone_nth=1500" : "down_nth=1500";
 	char name[128];
 	struct device from[] = {{"loop", "net/a0"}, {"loop", "net/a1"}};
 	struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
@@ -329,6 +330,7 @@ START_TEST(a_nic_that_goes_out_of_use_is_told_once_left_out_and_comes_back)
 	engine_rails_mend(end->engine); /* not in an attempt */
 	ck_assert_uint_eq(in_use(end->engine), 1);
 	runs_on_one_rail(&ends);
+	fault_mend();
 	mend_until(&ends, end, 2);
 	runs_on_both_rails(&ends);
 	ends_close(&ends);
@@ -348,6 +350,7 @@ START_TEST(a_nic_that_cannot_be_opened_again_is_tried_again)
 	ends_arm(&ends);
 	ck_assert(!ends_run(&ends));
 	ends_fence(&ends);
+	fault_mend();
 	ck_ok(nic_open(&rival, "loop", "net/a1", &err), err);
 	uint64_t until_ns = deadline_in_ms(WAIT_MS);
 	while (ends.from.engine->nics[1].why.code != -EINVAL) {

@@ -256,6 +256,8 @@ void loop_start(struct engine_loop *loop)
 		options.nics = &given->rollout_fault_device;
 		options.nic_count = 1;
 	}
+	if (given->rollout_own_nics[0] != NULL && loop->replica == 0 && loop->rank == 0)
+		options.nics = given->rollout_own_nics;
 	loop->manifest = world->manifest[SIDE_ROLLOUT];
 	ck_ok(manifest_params(loop->manifest, loop->rank, &loop->arena, &loop->params, &err), err);
 	loop->where = arena_array(&loop->arena, loop->params.count, sizeof(*loop->where));
@@ -336,6 +338,8 @@ static void trainer_open(struct trainer *trainer)
 		options.nics = &given->fault_device;
 		options.nic_count = 1;
 	}
+	if (given->trainer_own_nics[0] != NULL && trainer->rank == 1)
+		options.nics = given->trainer_own_nics;
 	ck_ok(ws_trainer_open(&trainer->trainer, &options, &err), err);
 	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
 			      &trainer->params, &err),

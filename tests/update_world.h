@@ -31,6 +31,8 @@ struct world_options {
 	const char *fault_device;	  /* of trainer 1's fault NIC, or NULL */
 	const char *rollout_fault_device; /* of rollout 0.0's, or NULL */
 	const char *trainer_nics[2], *rollout_nics[2];
+	/* With two NICs: other ones of trainer 1 and rollout 0.0, where given. */
+	const char *trainer_own_nics[2], *rollout_own_nics[2];
 	uint32_t nic_count; /* 0: one, 127.0.0.1 */
 	uint64_t op_bytes, staging_bytes, recv_staging_bytes, run_bytes_min;
 	uint32_t lost_ms, phase_ms;

@@ -61,6 +61,7 @@ static void join(struct ws_trainer *trainer)
 	push->attempt = trainer->begun_attempt;
 	push->other_version = trainer->begun_version != push->version;
 	push->state = PUSH_JOINED;
+	report_trouble(trainer);
 	if (push->other_version) {
 		push->sent = true;
 		say(trainer, true);

@@ -39,6 +39,16 @@ static void report_nics(struct ws_trainer *trainer, struct ws_report *report)
 		report->bytes += report->nics[i].bytes_sent;
 }
 
+/* At its begin and at its end: what has come back in between was missing all the same. */
+void report_trouble(struct ws_trainer *trainer)
+{
+	struct ws_report *report = &trainer->push.report;
+	const char *trouble = member_trouble(trainer->member);
+
+	if (trouble[0] != '\0')
+		snprintf(report->nic_trouble, sizeof(report->nic_trouble), "%s", trouble);
+}
+
 void report_replicas(struct ws_trainer *trainer)
 {
 	struct ws_report *report = &trainer->push.report;
@@ -80,11 +90,11 @@ void report_end(struct ws_trainer *trainer)
 		.reload_ns = between(push->paused_ns, push->live ? now : 0),
 	};
 	filled.replica_count = report->replica_count;
+	memcpy(filled.nic_trouble, report->nic_trouble, sizeof(filled.nic_trouble));
 	memcpy(filled.replicas, report->replicas, sizeof(filled.replicas));
 	*report = filled;
 	report_nics(trainer, report);
-	snprintf(report->nic_trouble, sizeof(report->nic_trouble), "%s",
-		 member_trouble(trainer->member));
+	report_trouble(trainer);
 	if (push->landed_ns != 0 && wire->replica_count > 0)
 		snprintf(report->slowest_peer, sizeof(report->slowest_peer), "replica %u",
 			 push->last_landed);

@@ -159,7 +159,7 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 		const struct nic *nic = engine_nic(engine, i);
 		struct ws_nic *out = &nics_out[i];
 		*out = (struct ws_nic){.bytes_sent = engine->nics[i].bytes_sent,
-				       .down = engine->nics[i].out};
+				       .down = engine->nics[i].was_out};
 		snprintf(out->transport, sizeof(out->transport), "%s", nic->transport->name);
 		snprintf(out->name, sizeof(out->name), "%s", nic->name);
 		const char *trouble = rail_trouble(engine, i);

@@ -235,6 +235,7 @@ struct engine_nic {
 	struct nic was;		  /* what it said of itself, when it is closed */
 	bool out;		  /* not in use: nothing is posted or connected over it */
 	bool lost;		  /* and for that: nothing is polled either */
+	bool was_out;		  /* in this attempt, or the last one */
 	uint32_t doublings;	  /* of wait_ns, when it goes out the next time */
 	uint64_t since_ns;	  /* in use, or out, or down, or that it was last tried to open */
 	uint64_t wait_ns;	  /* from then on, until it comes back */

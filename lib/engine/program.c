@@ -464,8 +464,10 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	if (out != NONE)
 		return ws_fail(err, -EIO, "NIC '%s' has gone out of use since the wiring",
 			       engine_nic(engine, out)->name);
-	for (uint32_t i = 0; i < engine->nic_count; i++)
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		engine->nics[i].bytes_sent = 0;
+		engine->nics[i].was_out = engine->nics[i].out;
+	}
 	uint64_t high = engine->blocks_used * engine->op_bytes;
 	engine->progress = (struct engine_progress){.send_count = program->given.send_count,
 						    .receive_count = program->given.receive_count,

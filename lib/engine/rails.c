@@ -86,7 +86,7 @@ void rail_out(struct engine *engine, uint32_t index, bool lost, int status)
 	nic->lost = nic->lost || lost;
 	if (nic->out)
 		return;
-	nic->out = true;
+	nic->out = nic->was_out = true;
 	if (now - nic->since_ns > CALM_NS)
 		nic->doublings = 0;
 	nic->wait_ns = STEADY_NS << nic->doublings;

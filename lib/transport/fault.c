@@ -55,9 +55,7 @@ struct fault {
 	struct nic *inner; /* owned */
 	struct rules rules;
 	bool decided, does[RULE_COUNT]; /* for the next op, while the wrapped NIC is full */
-	uint64_t traffic;		/* ops and immediates */
-	uint64_t polls_left;		/* until the port is up again */
-	bool down, gone, nic_due;	/* nic_due: an EVENT_NIC */
+	struct port port;
 
 	struct peer *peers; /* owned */
 	struct slot *slots; /* owned */
@@ -129,6 +127,8 @@ static int fault_open(struct nic *nic, const char *device, struct ws_error *err)
 	int rc = rules_parse(&fault->rules, device, (size_t)(first - device), err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
+	if (port_is_kept_away(&fault->rules))
+		return ws_fail(err, -ENODEV, "the NIC of '%s' is gone by rule", device);
 	snprintf(transport, sizeof(transport), "%.*s", (int)(second - first - 1), first + 1);
 	rc = nic_open(&fault->inner, transport, second + 1, err);
 	if (rc != 0)
@@ -347,42 +347,6 @@ static int fault_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool
 	return rc;
 }
 
-/* ---------------------------------------------------------------- the port */
-
-static void port_set(struct fault *fault, bool down)
-{
-	fault->down = down;
-	fault->nic_due = true;
-	fault->polls_left = fault->rules.down_polls;
-}
-
-/* One op or immediate more: does the port go down with it, or the NIC? */
-static void traffic_count(struct fault *fault)
-{
-	fault->traffic++;
-	if (fault->traffic == fault->rules.down_nth)
-		port_set(fault, true);
-	if (fault->traffic == fault->rules.gone_nth)
-		fault->gone = true;
-}
-
-/* Without down_polls it stays down.  How many events were written. */
-static int port_poll(struct fault *fault, struct event *event_out)
-{
-	struct nic *nic = &fault->nic;
-
-	if (fault->down && fault->polls_left > 0 && --fault->polls_left == 0)
-		port_set(fault, false);
-	if (!fault->nic_due)
-		return 0;
-	fault->nic_due = false;
-	nic->down = fault->down || fault->inner->down;
-	snprintf(nic->trouble, sizeof(nic->trouble), "its port %s down by rule",
-		 fault->down ? "is" : "was");
-	*event_out = (struct event){.kind = EVENT_NIC};
-	return 1;
-}
-
 /* ---------------------------------------------------------------- post */
 
 static void decide(struct fault *fault)
@@ -436,8 +400,9 @@ static bool corrupt(struct fault *fault, struct op *op, struct slot *slot)
 
 static void report_without_sending(struct fault *fault, const struct op *op)
 {
-	struct event event = {.kind = fault->does[FAIL] || fault->down ? EVENT_FAILED : EVENT_SENT,
-			      .status = fault->down	    ? -ENETDOWN
+	struct event event = {.kind = fault->does[FAIL] || fault->port.down ? EVENT_FAILED
+									    : EVENT_SENT,
+			      .status = fault->port.down    ? -ENETDOWN
 					: fault->does[FAIL] ? -EIO
 							    : 0,
 			      .id = op->id,
@@ -482,11 +447,11 @@ static int fault_post(struct nic *nic, const struct op *ops, int count)
 		if (fault->unreported == nic->ops_in_flight_max)
 			return i;
 		if (!fault->decided)
-			traffic_count(fault);
-		if (fault->gone)
+			port_traffic(&fault->port, &fault->rules);
+		if (fault->port.gone)
 			return i > 0 ? i : -ENODEV;
 		decide(fault);
-		if (fault->does[FAIL] || fault->does[DROP] || fault->down) {
+		if (fault->does[FAIL] || fault->does[DROP] || fault->port.down) {
 			report_without_sending(fault, &ops[i]);
 		} else {
 			int rc = pass_on(fault, &ops[i]);
@@ -534,14 +499,14 @@ static bool translate(struct fault *fault, const struct event *from, struct even
 {
 	*to = *from;
 	if (from->kind == EVENT_NIC) {
-		fault->nic.down = fault->inner->down || fault->down;
+		fault->nic.down = fault->inner->down || fault->port.down;
 		memcpy(fault->nic.trouble, fault->inner->trouble, sizeof(fault->nic.trouble));
 		return true;
 	}
 	if (from->kind == EVENT_IMM) {
 		bool delay = rules_chance(&fault->rules, DELAY);
-		traffic_count(fault);
-		if (fault->down)
+		port_traffic(&fault->port, &fault->rules);
+		if (fault->port.down)
 			return false; /* it doesn't get through */
 		to->peer = from->peer != NULL ? peer_find(fault, from->peer) : NULL;
 		return !delay ||
@@ -569,10 +534,16 @@ static int fault_poll(struct nic *nic, struct event *events_out, int count)
 {
 	struct fault *fault = fault_of(nic);
 	struct event events[32];
+	int taken = 0;
 
-	if (fault->gone)
+	if (fault->port.gone)
 		return -ENODEV;
-	int taken = port_poll(fault, events_out);
+	if (port_poll(&fault->port, &fault->rules)) {
+		nic->down = fault->port.down || fault->inner->down;
+		snprintf(nic->trouble, sizeof(nic->trouble), "its port %s down by rule",
+			 fault->port.down ? "is" : "was");
+		events_out[taken++] = (struct event){.kind = EVENT_NIC};
+	}
 	taken += held_take(fault, events_out + taken, count - taken);
 	extras_post(fault);
 	int got = fault->inner->transport->poll(fault->inner, events, MIN(count - taken, 32));

@@ -18,6 +18,20 @@ struct rules {
 	uint64_t down_nth, down_polls, gone_nth;
 };
 
+/* Whether the NIC, or its port, works. */
+struct port {
+	uint64_t traffic;    /* ops and immediates so far */
+	uint64_t polls_left; /* until it is up again; 0: no such time */
+	uint32_t mends_seen; /* when it went down */
+	bool down, gone, news;
+};
+
+/* One op or immediate more: does the port go down with it, or the NIC? */
+void port_traffic(struct port *port, const struct rules *rules);
+/* One poll more; true: it went down or up. */
+bool port_poll(struct port *port, const struct rules *rules);
+/* A NIC of these rules is gone, and can't be opened yet. */
+bool port_is_kept_away(const struct rules *rules);
 /* The count bytes at text: "seed=3,drop=0.01,dup_nth=5", or nothing. */
 int rules_parse(struct rules *rules, const char *text, size_t count, struct ws_error *err);
 bool rules_have(const struct rules *rules, enum rule rule);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules of a fault NIC: their text, and what they draw for an op. */
+/* The rules of a fault NIC: their text, what they draw for an op, and its port. */
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/transport/fault.h"
+#include "lib/transport/tables.h"
 
 static const char *const rule_names[RULE_COUNT] = {
 	[DROP] = "drop", [DUP] = "dup",	    [FAIL] = "fail",	   [DELAY] = "delay",
@@ -110,4 +112,47 @@ void rules_decide(struct rules *rules, bool does_out[RULE_COUNT])
 	rules->op_count++;
 	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
 		does_out[rule] = rules_chance(rules, rule) || rules->nth[rule] == rules->op_count;
+}
+
+/* ---------------------------------------------------------------- the port */
+
+static _Atomic uint32_t mends; /* calls of fault_mend */
+static _Atomic bool any_gone;  /* since the last one */
+
+void fault_mend(void)
+{
+	atomic_store(&any_gone, false);
+	atomic_fetch_add(&mends, 1);
+}
+
+bool port_is_kept_away(const struct rules *rules)
+{
+	return rules->gone_nth > 0 && atomic_load(&any_gone);
+}
+
+void port_traffic(struct port *port, const struct rules *rules)
+{
+	port->traffic++;
+	if (port->traffic == rules->down_nth) {
+		port->down = port->news = true;
+		port->polls_left = rules->down_polls;
+		port->mends_seen = atomic_load(&mends);
+	}
+	if (port->traffic == rules->gone_nth) {
+		port->gone = true;
+		atomic_store(&any_gone, true);
+	}
+}
+
+bool port_poll(struct port *port, const struct rules *rules)
+{
+	bool in_time = rules->down_polls > 0 && port->polls_left == 0;
+	bool news = port->news;
+
+	port->polls_left -= port->polls_left > 0;
+	port->news = false;
+	if (news || !port->down || !(in_time || port->mends_seen != atomic_load(&mends)))
+		return news;
+	port->down = false;
+	return true;
 }

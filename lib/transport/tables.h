@@ -14,6 +14,10 @@ extern const struct transport transport_loop;
 extern const struct transport transport_verbs;
 extern const struct transport transport_fault;
 
+/* fault_rules.c, for tests: ports that are down by rule come up, NICs that are gone by rule can be
+ * opened again. */
+void fault_mend(void);
+
 /* interfaces.c: an IPv4 address of a network interface of this host, or an interface without. */
 struct interface {
 	char name[32];
