@@ -59,6 +59,8 @@ passed "two hosts with two RoCE rails each boot ($(($(now) - start)) s)"
 
 asan=$(dirname "$build")/build-address,undefined
 program "the transport contract over verbs" 120 "$build/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
+program "the fence's contract over verbs" 120 "$build/tests/contract_close" "WS_CONTRACT=verbs:rxe1 rxe2"
+program "what goes wrong on an RDMA device" 120 "$build/tests/verbs_faults" WS_VERBS=rxe1/1 WS_VERBS_NETDEV=eth0
 program "the transport contract over verbs, asan+ubsan" 240 "$asan/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
 
 . "$tests/vm/doctor.sh"

@@ -91,7 +91,7 @@ int verbs_options_parse(struct verbs_options *options, const char *device, struc
 	char text[160], *rest;
 
 	*options = (struct verbs_options){.gid = -1,
-					  .timeout = 14, /* 67 ms */
+					  .timeout = 17, /* 0.5 s, see README.md */
 					  .retries = 6,	 /* 7 has no end on Soft-RoCE */
 					  .rnr_retries = 6,
 					  .receives = -1};
