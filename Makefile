@@ -18,7 +18,8 @@ LIBS_NEEDED = libfabric libibverbs hwloc libzmq libcjson libxxhash
 # Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.  ?NAME may be missing.
 APT_BUILD = gcc make pkg-config libfabric-dev libibverbs-dev ibverbs-providers libhwloc-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
-APT_check = $(APT_demo) check python3-venv ?chromium-headless-shell
+APT_check-roce = $(APT_BUILD) check python3 ?qemu-system-x86 ?busybox-static kmod cpio iproute2 rdma-core perftest
+APT_check = $(APT_demo) $(APT_check-roce) python3-venv ?chromium-headless-shell
 APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 
@@ -132,6 +133,11 @@ TEST_RUN = sh tests/run.sh
 check: all $(TESTS) ## installs what is missing, builds, runs every test, also under asan+ubsan
 	$(TEST_RUN) check
 
+ROCE_TESTS = contract contract_close verbs_faults
+check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two virtual machines with two RoCE rails each
+	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(addprefix build-address,undefined/tests/,$(ROCE_TESTS))
+	sh tests/roce.sh $(BUILD) '$(PATTERN)'
+
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
 	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'
 
@@ -178,4 +184,4 @@ clean: ## removes every build folder
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check demo layers ci bench format format-check tidy install clean help
+.PHONY: all tests check check-roce demo layers ci bench format format-check tidy install clean help

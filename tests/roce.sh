@@ -1,13 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Real verbs: two hosts with two Soft-RoCE rails each, in two virtual machines (tests/vm/README.md).  The
-# contract test, whole updates, faults and the bench run there.  No qemu or kernel: one skip.
+# transport's tests, whole updates, what breaks, doctor and the bench run there.  No qemu: one skip.
 # usage: roce.sh [BUILD [PATTERN]]      PATTERN: only the tests whose name contains it
 . "$(dirname "$0")/lib.sh"
 pattern=${2:-}
 boot="sh $tests/vm/boot.sh"
-place=$tests/../build/vm/roce-$$
-export WS_VM="$place/pair"
+place=$(realpath "$tests/..")/build/vm/roce-$$
+asan=$(dirname "$build")/build-address,undefined
+export WS_VM="$place/pair" WS_VM_SECONDS=1800
 
 leave() {
 	$boot down
@@ -21,49 +22,80 @@ now() {
 }
 
 wanted() {
-	case $1 in *"$pattern"*) ;; *) return 1 ;; esac
 	start=$(now)
+	case $1 in *"$pattern"*) return 0 ;; *) return 1 ;; esac
 }
 
-# A Check program on host a: one line, with how many checks.  usage: program NAME SECONDS PATH [VARIABLE=VALUE..]
+# A command on a host that ends with 0; its log stays in $work/HOST.log.  usage: on_host HOST NAME SECONDS COMMAND..
+on_host() {
+	host=$1 name=$2 seconds=$3 log=$work/$1.log
+	shift 3
+	$boot on -t "$seconds" "$host" "$@" >"$log" 2>&1
+	status=$?
+	[ "$status" = 0 ] || failed "$name" "status $status" "$log" 25
+	return "$status"
+}
+
+# A Check program: one line that says how many checks.  usage: program HOST PATH SECONDS [VARIABLE=VALUE..]
 program() {
-	name=$1 seconds=$2 path=$3
+	host=$1 path=$2 seconds=$3 name="$(basename "$(dirname "$(dirname "$2")")")/$(basename "$2") over verbs"
 	shift 3
 	wanted "$name" || return 0
-	[ -x "$path" ] || { echo "skip $name: $path isn't built"; return; }
-	$boot on -t "$seconds" a env "$@" CK_DEFAULT_TIMEOUT=120 "$path" >"$work/log" 2>&1
-	status=$?
-	checks=$(sed -n 's/^100%: Checks: \([0-9]*\), Failures: 0, Errors: 0$/\1/p' "$work/log")
-	if [ "$status" = 0 ] && [ "${checks:-0}" -gt 0 ]; then
+	[ -x "$path" ] || { echo "skip $name: it isn't built"; return 0; }
+	on_host "$host" "$name" "$seconds" env "$@" "$path" || return 0
+	checks=$(sed -n 's/^100%: Checks: \([0-9]*\), Failures: 0, Errors: 0$/\1/p' "$work/$host.log")
+	if [ "${checks:-0}" -gt 0 ]; then
 		passed "$name: $checks checks ($(($(now) - start)) s)"
 	else
-		failed "$name" "status $status" "$work/log" 25
+		failed "$name" "no check ran" "$work/$host.log"
 	fi
 }
 
+# Each of them is within one host, so the two hosts work side by side.
+transport_tests() {
+	{
+		program a "$build/tests/contract" 240 "WS_CONTRACT=verbs:rxe1 rxe2"
+		program a "$build/tests/contract_close" 240 "WS_CONTRACT=verbs:rxe1 rxe2"
+		program a "$build/tests/verbs_faults" 240 WS_VERBS=rxe1 WS_VERBS_NETDEV=eth0
+	} >"$work/a.said" &
+	{
+		program b "$asan/tests/contract" 400 "WS_CONTRACT=verbs:rxe1 rxe2"
+		program b "$asan/tests/contract_close" 400 "WS_CONTRACT=verbs:rxe1 rxe2"
+	} >"$work/b.said"
+	wait
+	cat "$work/a.said" "$work/b.said"
+	failures=$((failures + $(cat "$work/a.said" "$work/b.said" | grep -c '^not ok')))
+}
+
+# The product against ib_write_bw, in turns; the figures are printed, not asserted.
+bench() {
+	name="bench transfer over verbs beside ib_write_bw"
+	wanted "$name" || return 0
+	on_host b "$name" 120 "$ws" bench transfer --transport verbs --listen 10.0.0.2:7300 &
+	on_host a "$name" 120 "$ws" bench transfer --transport verbs --nics rxe1 --what stream --bytes 8M --peer 10.0.0.2:7300 || return 0
+	wait
+	sed 's/^/    /' "$work/a.log"
+	passed "$name ($(($(now) - start)) s)"
+}
+
 if [ "$(uname -m)" != x86_64 ] || ! command -v qemu-system-x86_64 >/dev/null; then
-	echo "skip EVERYTHING over real verbs (two hosts, RoCE): there is no qemu-system-x86_64 here"
+	echo "skip EVERYTHING over real verbs (two hosts with Soft-RoCE): there is no qemu-system-x86_64 here"
 	exit 0
 fi
 mkdir -p "$place"
 start=$(now)
 if ! $boot up >"$work/log" 2>&1; then
 	if grep -q "kernel can't be had" "$work/log"; then
-		echo "skip EVERYTHING over real verbs (two hosts, RoCE): Debian's kernel can't be had: $(head -1 "$work/log")"
+		echo "skip EVERYTHING over real verbs (two hosts with Soft-RoCE): $(tail -1 "$work/log")"
 		exit 0
 	fi
 	failed "two hosts boot" "they don't" "$work/log" 40
 	exit 1
 fi
 passed "two hosts with two RoCE rails each boot ($(($(now) - start)) s)"
-
-asan=$(dirname "$build")/build-address,undefined
-program "the transport contract over verbs" 120 "$build/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
-program "the fence's contract over verbs" 120 "$build/tests/contract_close" "WS_CONTRACT=verbs:rxe1 rxe2"
-program "what goes wrong on an RDMA device" 120 "$build/tests/verbs_faults" WS_VERBS=rxe1/1 WS_VERBS_NETDEV=eth0
-program "the transport contract over verbs, asan+ubsan" 240 "$asan/tests/contract" "WS_CONTRACT=verbs:rxe1 rxe2"
-
+transport_tests
 . "$tests/vm/doctor.sh"
 python3 "$tests/vm/roce.py" "$build" "$place/updates" verbs "$pattern"
 failures=$((failures + $?))
+bench
 exit "$failures"

@@ -134,6 +134,7 @@ check() {
 		bad_manifests import safetensors_reference
 	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined
+	part "real verbs: two virtual machines with two RoCE rails each" scripts build roce
 	part "the same under asan+ubsan" programs build-address,undefined
 	part "corpora of the fuzzers, under asan+ubsan" scripts build-address,undefined fuzz_seeds
 }

@@ -56,7 +56,7 @@ class Run:
     """2 trainers, 2 replicas of 2 ranks.  Trainer 0's objects, one per push, say how it goes."""
 
     trainer_count, replica_count, rank_count = 2, 2, 2
-    lost_s, push_s, live_s = LOST_S, PUSH_S, 5
+    lost_s, push_s, live_s, start_s = LOST_S, PUSH_S, 5, 20
 
     def __init__(self, inputs, folder, updates=1000, slow=True, inplace=False, min_replicas=1, fanout="none"):
         self.inputs, self.folder, self.updates, self.slow = inputs, folder, updates, slow
@@ -81,8 +81,8 @@ class Run:
             self.inputs.weightsync, "hub", "--key", self.inputs.key, "--trainers", "2",
             "--replica-ranks", "2", "--min-replicas", str(self.min_replicas), "--op-bytes", "8K",
             "--lost-after", "%ds" % self.lost_s, "--phase-deadline", "%ds" % PHASE_S,
-            "--join-deadline", "20s", "--fanout", self.fanout, "--bind", self.endpoint, *more])
-        self.endpoint = self.hub.says("^tcp://", 15, stream="out")
+            "--join-deadline", "%ds" % self.start_s, "--fanout", self.fanout, "--bind", self.endpoint, *more])
+        self.endpoint = self.hub.says("^tcp://", self.start_s, stream="out")
 
     def process(self, name, argv):
         return Process(self.folder, name, argv)
@@ -93,7 +93,7 @@ class Run:
 
     def member(self, name):
         return ["--hub", self.endpoint, "--key", self.inputs.key, "--checkpoint",
-                self.inputs.checkpoint, "--start-deadline", "20s", *self.wires(name)]
+                self.inputs.checkpoint, "--start-deadline", "%ds" % self.start_s, *self.wires(name)]
 
     def start_trainer(self, rank, version=1, manifest=None, more=()):
         if self.trainers[rank] is not None:

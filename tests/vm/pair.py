@@ -62,7 +62,8 @@ def wires(transport, host, rails):
 
 class PairRun(Run):
     replica_count = 1
-    lost_s, push_s, live_s = 5, 15, 30
+    # A busy machine gives the two hosts little: none of it is waited for when all goes well.
+    lost_s, push_s, live_s, start_s = 6, 25, 60, 120
     port = 7100
 
     def __init__(self, inputs, folder, transport, rails=(1, 2), **how):

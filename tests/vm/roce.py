@@ -7,6 +7,7 @@ usage: roce.py BUILD WORK [TRANSPORT [PATTERN]]   WORK lies in the repository; T
 """
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import time
 sys.dont_write_bytecode = True
 import pair  # noqa: E402
 from pair import PairRun, Remote, on, host_of, wires  # noqa: E402
-from processes import Wrong, until  # noqa: E402
+from processes import Wrong, everybody, timeline  # noqa: E402
 from run import Inputs, digest  # noqa: E402
 
 scenarios = []
@@ -52,10 +53,9 @@ class World:
     def living(self):
         """The run that is hurt: two rails per rank, slow ones, a version live."""
         if self.run is None:
-            for rail in pair.RAILS:
-                on("a", "tc", "qdisc", "replace", "dev", rail, "root", "netem", "rate", SLOW_RATE, "limit", "4000")
+            shape("a", pair.RAILS)
             self.run = PairRun(self.small, self.folder(), self.transport).start()
-            self.run.all_live(60)
+            self.run.all_live(120)
         return self.run
 
 
@@ -76,7 +76,7 @@ def whole_updates(world, rails):
             "--hub", "tcp://%s:%d" % (pair.HUB_ADDRESS, PairRun.port), "--key", inputs.key,
             *wires(world.transport, host, rails)]))
     for process in processes:
-        status = process.ends(90)
+        status = process.ends(300)
         expect(status == 0, "%s ends with %d: %s" % (process.name, status, process.lines()[-2:]))
     plan = os.path.join(folder, "plan.json")
     with open(plan, "w") as file:
@@ -130,36 +130,45 @@ class Attempt:
         for at, process in self.rollouts(victim):
             process.says("version %d was aborted, the old weights stay: .*%s" % (self.version, pattern), seconds,
                          self.since[at])
-            process.says("is whole", 5, self.since[at])
+            process.says("is whole", 60, self.since[at])
         for rank in range(self.run.rank_count):
             expect(digest(self.run.dump_path(0, rank)) == self.dumps[rank], "the dump of the old weights has changed")
         if victim is not self.run.trainers[0]:
-            self.run.push("the push of version %d fails" % self.version, 5, self.pushes,
+            self.run.push("the push of version %d fails" % self.version, 60, self.pushes,
                           lambda p: p["version"] == self.version and not p["ok"])
 
     def over(self, victim=None):
         """A version is live everywhere, and nobody who is healthy has ended."""
-        self.run.all_live(60, [process for process in self.run.members() if process is not victim])
+        self.run.all_live(120, [process for process in self.run.members() if process is not victim])
 
 
-def link(host, rail, state):
-    on(host, "ip", "link", "set", rail, state)
+def shape(host, rails, *how):
+    """What leaves by these rails: as netem is told, and from host a slowly, where trainers send."""
+    netem = [*(["rate", SLOW_RATE, "limit", "4000"] if host == "a" else []), *how]
+    kind = "netem " + " ".join(netem) if netem else "pfifo_fast"
+    on(host, "sh", "-c", "; ".join("tc qdisc replace dev %s root %s" % (rail, kind) for rail in rails))
+
+
+def link(host, rails, state):
+    on(host, "sh", "-c", "; ".join("ip link set %s %s" % (rail, state) for rail in rails))
 
 
 @scenario("a rail's link goes down in mid update: that version aborts, the next runs on the other rail, and the rail comes back")
 def _(world):
     run = world.living()
     attempt = Attempt(run)
-    link("b", "eth0", "down")
+    link("b", ("eth0",), "down")
     try:
-        attempt.aborts("", run.push_s)
+        attempt.aborts("rxe1.*down", run.push_s)
         attempt.over()
         nics = run.pushes()[-1]["nics"]
         alive = [nic for nic in nics if nic["bytes_sent"] > 0]
         expect(len(alive) == 1, "one rail should carry all: %s" % nics)
+        trouble = run.pushes()[-1]["nic_trouble"]
+        expect("rxe1" in trouble and "1 of 2 NICs" in trouble, "the report doesn't name the rail: %s" % trouble)
     finally:
-        link("b", "eth0", "up")
-    run.push("both rails carry bytes again", 60, len(run.pushes()), lambda p: p["ok"] and min(
+        link("b", ("eth0",), "up")
+    run.push("both rails carry bytes again", 120, len(run.pushes()), lambda p: p["ok"] and min(
         shares(p["nics"]).values()) >= SHARE_MIN)
     attempt.over()
 
@@ -168,14 +177,12 @@ def _(world):
 def _(world):
     run = world.living()
     attempt = Attempt(run)
-    for rail in pair.RAILS:
-        link("b", rail, "down")
+    link("b", pair.RAILS, "down")
     try:
         attempt.aborts("", run.push_s)
         time.sleep(1)
     finally:
-        for rail in pair.RAILS:
-            link("b", rail, "up")
+        link("b", pair.RAILS, "up")
     attempt.over()
 
 
@@ -183,9 +190,9 @@ def _(world):
 def _(world):
     run = world.living()
     attempt = Attempt(run)
-    link("b", pair.CONTROL, "down")
+    link("b", (pair.CONTROL,), "down")
     time.sleep(run.lost_s + 2)
-    link("b", pair.CONTROL, "up")
+    link("b", (pair.CONTROL,), "up")
     attempt.aborts("", run.push_s)
     attempt.over()
 
@@ -196,7 +203,7 @@ def _(world):
     victim = run.rollouts[0, 1]
     attempt = Attempt(run)
     victim.kill(signal.SIGKILL)
-    expect(victim.ends(20) == -signal.SIGKILL, "it wasn't killed")
+    expect(victim.ends(60) == -signal.SIGKILL, "it wasn't killed")
     attempt.aborts("rollout 0.1", run.push_s, victim)
     run.start_rollout(0, 1)
     attempt.over(victim)
@@ -210,7 +217,7 @@ def _(world):
     victim.kill(signal.SIGSTOP)
     attempt.aborts("rollout 0.0", run.push_s, victim)
     victim.kill(signal.SIGCONT)
-    attempt.aborts("", 10)
+    attempt.aborts("", 60)
     attempt.over()
 
 
@@ -220,7 +227,7 @@ def _(world):
     victim = run.trainers[1]
     attempt = Attempt(run)
     victim.kill(signal.SIGKILL)
-    expect(victim.ends(20) == -signal.SIGKILL, "it wasn't killed")
+    expect(victim.ends(60) == -signal.SIGKILL, "it wasn't killed")
     attempt.aborts("trainer 1", run.push_s)
     run.start_trainer(1, attempt.version)
     attempt.over(victim)
@@ -237,16 +244,107 @@ def _(world):
     attempt.over()
 
 
+# ------------------------------------------------------------------ a network that isn't what it was
+
+@scenario("a rail swallows everything, its ports stay up, in mid update: the version aborts in time, saying why")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    shape("a", ("eth1",), "loss", "100%")
+    try:
+        attempt.aborts("rxe2.*transport retry counter exceeded", run.push_s)
+    finally:
+        shape("a", ("eth1",))
+    attempt.over()
+
+
+@scenario("1 % of packets lost on both rails, both ways: every version arrives whole")
+def _(world):
+    run = world.living()
+    for host in "ab":
+        shape(host, pair.RAILS, "loss", "1%")
+    try:
+        since = len(run.pushes())
+        run.push("a version arrives", 120, since, lambda p: p["ok"])
+        run.all_live(120)
+    finally:
+        for host in "ab":
+            shape(host, pair.RAILS)
+    failed = [push["error"] for push in run.pushes()[since:] if not push["ok"]]
+    expect(not failed, "1 %% of loss failed a version: %s" % failed)
+
+
+@scenario("a switch drops frames above 1500 bytes in mid update: the version aborts in time, saying why")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    on("b", "sh", "-c", "tc qdisc add dev eth0 ingress && tc filter add dev eth0 parent ffff: matchall "
+       "action police rate 10gbit burst 1m mtu 1600 conform-exceed drop/ok")
+    try:
+        attempt.aborts("rxe1.*transport retry counter exceeded", run.push_s)
+    finally:
+        on("b", "tc", "qdisc", "del", "dev", "eth0", "ingress")
+    attempt.over()
+
+
+@scenario("one end's MTU becomes 1500 while the run lives, and 9000 again")
+def _(world):
+    run = world.living()
+    on("b", "ip", "link", "set", "eth0", "mtu", "1500")
+    try:
+        run.all_live(120)
+    finally:
+        on("b", "ip", "link", "set", "eth0", "mtu", "9000")
+    run.all_live(120)
+
+
+@scenario("a rail's address, and so its GID, changes in mid update: the next version goes to the new one")
+def _(world):
+    run = world.living()
+    attempt = Attempt(run)
+    on("b", "sh", "-c", "ip addr del 10.0.1.2/24 dev eth0; ip addr add 10.0.1.22/24 dev eth0")
+    try:
+        attempt.over()
+        run.push("both rails carry bytes", 120, len(run.pushes()), lambda p: p["ok"] and min(
+            shares(p["nics"]).values()) >= SHARE_MIN)
+    finally:
+        on("b", "sh", "-c", "ip addr del 10.0.1.22/24 dev eth0; ip addr add 10.0.1.2/24 dev eth0")
+    attempt.over()
+
+
+# ------------------------------------------------------------------ a rollout whose NIC falls short
+
+def short_of(world, knob, pattern):
+    run = world.living()
+    healthy = [process for process in run.members() if process is not run.rollouts[0, 1]]
+    run.rollouts[0, 1].kill(signal.SIGTERM)
+    run.rollouts[0, 1].ends(60)
+    before = digest(run.dump_path(0, 0))
+    argv = run.rollout_argv(0, 1)
+    nics = argv.index("--nics") + 1
+    argv[nics] = ",".join("%s?%s" % (nic, knob) for nic in argv[nics].split(","))
+    since = len(run.pushes())
+    run.start_rollout(0, 1, argv)
+    push = run.push("a push fails for it", 90, since, lambda p: not p["ok"] and re.search(pattern, p["error"]))
+    print("    %s" % push["error"][:300])
+    expect(digest(run.dump_path(0, 0)) == before, "the dump of the old weights has changed")
+    run.rollouts[0, 1].kill(signal.SIGKILL)
+    run.rollouts[0, 1].ends(60)
+    run.start_rollout(0, 1)
+    run.all_live(120, healthy)
+
+
+@scenario("a rollout posts no receives (RNR): the version aborts in time, saying why")
+def _(world):
+    short_of(world, "receives=0", "RNR retry counter exceeded")
+
+
+@scenario("a rollout's completion queue is too small: the version aborts in time, saying why")
+def _(world):
+    short_of(world, "cq=4", "completion queue|CQ")
+
+
 # ------------------------------------------------------------------ main
-
-def timeline(run, count):
-    """What the run's processes said last, in order of time."""
-    said = [(at, process.name, line) for process in [*run.members(), *run.old] for stream in ("err", "out")
-            for at, line in process.said[stream]]
-    said.sort()
-    for at, name, line in said[-count:]:
-        print("    %7.2f %s: %s" % (at - said[-1][0], name, line[:600]))
-
 
 def one(world, name, function):
     started, why = time.monotonic(), None
@@ -259,13 +357,14 @@ def one(world, name, function):
         print("ok %s (%.1f s)" % (name, seconds), flush=True)
         return 0
     print("not ok %s: %s (%.1f s)" % (name, str(why)[:1500], seconds), flush=True)
-    if world.run is not None:
-        timeline(world.run, 60)
-        for process in world.run.members():
-            process.kill(signal.SIGKILL)
-        world.run = None
-        for host, rail in ((h, r) for h in "ab" for r in (*pair.RAILS, pair.CONTROL)):
-            link(host, rail, "up")
+    for line in timeline(60):
+        print("    " + line[:600])
+    world.run = None
+    for process in everybody:
+        process.kill(signal.SIGKILL)
+    everybody.clear()
+    for host in "ab":
+        link(host, (*pair.RAILS, pair.CONTROL), "up")
     return 1
 
 
