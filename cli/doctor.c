@@ -13,7 +13,8 @@
 #include "cli/roles.h"
 
 struct doctor_command {
-	const char *root, *transport, *provider, *nics, *listen, *peer, *hub, *key_file, *job_name;
+	const char *root, *transport, *provider, *gpu, *nics, *listen, *peer, *hub, *key_file,
+		*job_name;
 	uint32_t rank, world; /* UINT32_MAX: not given */
 	uint32_t start_ms, deadline_ms;
 	bool alone, as_json;
@@ -123,6 +124,9 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 	int rc = launch_find(
 		&launch, given->rank != UINT32_MAX, given->rank, given->world,
 		given->job_name != NULL || given->hub == NULL ? given->job_name : "doctor", &err);
+	if (rc == 0)
+		rc = launch_gpu(&launch, &given->gpu, &err);
+	nics.gpu = given->gpu;
 	bool probes = rc == 0 && launch.world > 1 && !given->alone && given->root[0] == '\0';
 	if (probes && launch.world > PROBE_RANKS_MAX)
 		return say_usage(command,
