@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -16,8 +17,6 @@
 
 #include "lib/transport/tables.h"
 
-#define SYSFS_BYTES_MAX 65536 /* sysfs calls each file a page long */
-
 /* ---------------------------------------------------------------- what sysfs says */
 
 static bool class_path(char path[128], const char *name, const char *what)
@@ -27,18 +26,30 @@ static bool class_path(char path[128], const char *name, const char *what)
 	return length > 0 && length < 128;
 }
 
+/* A file's first line; false where there is none.  Allocates nothing: what can't be read for want
+ * of memory would look like what the kernel doesn't say. */
+static bool line_read(const char *path, char line_out[64])
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	ssize_t count = fd >= 0 ? read(fd, line_out, 63) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	if (count <= 0)
+		return false;
+	line_out[count] = 0;
+	line_out[strcspn(line_out, "\n")] = 0;
+	return true;
+}
+
 /* 0 where the kernel doesn't know (the speed of loopback and of most virtual ones). */
 static uint64_t class_number(const char *name, const char *what)
 {
-	char path[128], *end;
-	void *text;
-	size_t count;
+	char path[128], text[64];
 
-	if (!class_path(path, name, what) ||
-	    file_read(path, SYSFS_BYTES_MAX, &text, &count, NULL) != 0)
+	if (!class_path(path, name, what) || !line_read(path, text))
 		return 0;
-	long number = strtol(text, &end, 10);
-	mem_free(text);
+	long number = strtol(text, NULL, 10);
 	return number > 0 ? (uint64_t)number : 0;
 }
 
@@ -87,16 +98,12 @@ bool interface_lower(const char *name, char lower_out[32])
 
 void rdma_interface(const char *rdma, char name_out[32])
 {
-	char path[160];
-	void *text;
-	size_t count;
+	char path[160], text[64];
 
 	name_out[0] = 0;
 	snprintf(path, sizeof(path), "/sys/class/infiniband/%.63s/ports/1/gid_attrs/ndevs/0", rdma);
-	if (file_read(path, SYSFS_BYTES_MAX, &text, &count, NULL) != 0)
-		return;
-	snprintf(name_out, 32, "%.*s", (int)MIN(strcspn(text, "\n"), 31u), (char *)text);
-	mem_free(text);
+	if (line_read(path, text))
+		snprintf(name_out, 32, "%.31s", text);
 }
 
 /* ---------------------------------------------------------------- what getifaddrs says */
