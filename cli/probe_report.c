@@ -249,7 +249,19 @@ static uint32_t rails_max(const struct probe *probe)
 	return rails;
 }
 
-/* "rail 0 (ipc, verbs)": what joins the pairs that have such a rail. */
+static bool rail_uses(const struct probe *probe, uint32_t rail, const char *transport)
+{
+	bool used = false;
+	for (uint32_t from = 0; from < probe->world; from++)
+		for (uint32_t to = 0; to < probe->world; to++) {
+			const struct pair_result *pair = pair_at(probe, from, to, rail);
+			const struct probe_nic *nic = &probe->ranks[from].nics[pair->rail.from];
+			used |= pair->joined && strcmp(nic->transport, transport) == 0;
+		}
+	return used;
+}
+
+/* "rail 0 (ipc, verbs): .."; what joins the pairs that have such a rail. */
 static void rail_title(const struct probe *probe, uint32_t rail, const char *what, char *out,
 		       size_t room)
 {
@@ -258,17 +270,10 @@ static void rail_title(const struct probe *probe, uint32_t rail, const char *wha
 
 	write_format(&text, "rail %u", rail);
 	for (size_t i = 0; transports[i] != NULL; i++) {
-		bool used = false;
-		for (uint32_t k = 0; k < probe->world * probe->world; k++) {
-			const struct pair_result *pair =
-				pair_at(probe, k / probe->world, k % probe->world, rail);
-			const struct probe_nic *nic =
-				&probe->ranks[k / probe->world].nics[pair->rail.from];
-			used |= pair->joined && strcmp(nic->transport, transports[i]->name) == 0;
-		}
-		if (used)
-			write_format(&text, "%s%s", between, transports[i]->name);
-		between = used ? ", " : between;
+		if (!rail_uses(probe, rail, transports[i]->name))
+			continue;
+		write_format(&text, "%s%s", between, transports[i]->name);
+		between = ", ";
 	}
 	write_format(&text, "): %s", what);
 	out[text.count] = '\0';

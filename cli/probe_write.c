@@ -400,9 +400,11 @@ int wires_crowd(struct wire **wires, uint32_t wire_count, uint32_t ops_each, str
 {
 	uint64_t begin = clock_ns(), imms = 0, busy = 1;
 	uint32_t *left = mem_alloc((wire_count + 1) * sizeof(*left));
-	int rc = left != NULL ? 0 : ws_fail(err, -ENOMEM, "no memory for %u wires", wire_count);
+	int rc = 0;
 
-	for (uint32_t i = 0; rc == 0 && i < wire_count; i++)
+	if (left == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u wires", wire_count);
+	for (uint32_t i = 0; i < wire_count; i++)
 		left[i] = ops_each;
 	while (rc == 0 && (imms < imm_count || busy > 0)) {
 		int moved = 0;
