@@ -95,11 +95,15 @@ static int gpu_view_make(struct host_view *view, uint32_t gpu, struct ws_error *
 
 static int host_view_make(struct host_view *view, const struct wanted *wanted, struct ws_error *err)
 {
-	uint32_t local_rank, local_ranks;
+	struct launch launch = {.source = "this shell"};
+	const char *gpu = wanted->gpu;
 
-	int rc = topology_load(&view->topology, wanted->file, err);
+	launch_find_local(&launch.local_rank, &launch.local_ranks);
+	int rc = launch_gpu(&launch, &gpu, err);
 	if (rc == 0)
-		rc = topology_gpu_find(&view->topology, wanted->gpu, &view->gpu, err);
+		rc = topology_load(&view->topology, wanted->file, err);
+	if (rc == 0)
+		rc = topology_gpu_find(&view->topology, gpu, &view->gpu, err);
 	if (rc == 0)
 		rc = offers_fill(view, wanted, err);
 	if (rc != 0)
@@ -109,10 +113,13 @@ static int host_view_make(struct host_view *view, const struct wanted *wanted, s
 		return ws_fail(err, -ENOMEM, "no memory for %u GPUs", view->topology.gpu_count);
 	for (uint32_t i = 0; rc == 0 && i < view->topology.gpu_count; i++)
 		rc = gpu_view_make(view, i, err);
-	/* Alone on the host where no launcher says more. */
-	launch_find_local(&local_rank, &local_ranks);
-	core_choose(&view->topology, view->infos, view->count, local_rank, MAX(local_ranks, 1u),
-		    &view->core);
+	/* Without a launcher: a rank for each GPU, or one that is alone. */
+	if (launch.local_ranks == 0 && view->gpu >= 0) {
+		launch.local_rank = (uint32_t)view->gpu;
+		launch.local_ranks = view->topology.gpu_count;
+	}
+	core_choose(&view->topology, view->infos, view->count, launch.local_rank,
+		    MAX(launch.local_ranks, 1u), &view->core);
 	return rc;
 }
 
@@ -124,8 +131,8 @@ static int nics_run(const struct command *command, int argc, char **argv)
 		 "only ipc, verbs or fabric (default: all)"},
 		{"provider", 0, OPTION_TEXT, &wanted.provider, "NAME",
 		 "only this one of libfabric's (default: efa, cxi, psm3, opx, tcp)"},
-		{"gpu", 0, OPTION_TEXT, &wanted.gpu, "N|PCI",
-		 "for this GPU's memory (default: the host's)"},
+		{"gpu", 0, OPTION_TEXT, &wanted.gpu, "N|PCI|local",
+		 "for this GPU's memory, or for that of this rank's number (default: the host's)"},
 		{"topology", 0, OPTION_TEXT, &wanted.file, "FILE",
 		 "of the host where `lstopo FILE.xml` saved it"},
 		{"json", 0, OPTION_FLAG, &wanted.as_json, NULL,
@@ -154,6 +161,7 @@ static int nics_run(const struct command *command, int argc, char **argv)
 const struct command command_nics = {
 	.name = "nics",
 	.summary = "Lists this host's NICs, the GPUs they serve, and why one isn't used by default",
-	.usage = "[--transport NAME] [--provider NAME] [--gpu N|PCI] [--topology FILE] [--json]",
+	.usage =
+		"[--transport NAME] [--provider NAME] [--gpu N|PCI|local] [--topology FILE] [--json]",
 	.run = nics_run,
 };

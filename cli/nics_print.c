@@ -78,13 +78,20 @@ static const char *numa_text(struct arena *arena, int numa)
 	return numa < 0 ? "" : arena_text(arena, "%d", numa);
 }
 
+/* "0-3,7" */
 static const char *gpus_text(struct arena *arena, uint64_t gpus)
 {
 	const char *text = "";
 
-	for (uint32_t i = 0; text != NULL && i < GPUS_MAX; i++)
-		if ((gpus >> i & 1) != 0)
-			text = arena_text(arena, "%s%s%u", text, text[0] != '\0' ? "," : "", i);
+	for (uint32_t i = 0, end; text != NULL && i < GPUS_MAX; i = end + 1) {
+		for (end = i; end < GPUS_MAX && (gpus >> end & 1) != 0;)
+			end++;
+		if (end == i)
+			continue;
+		text = arena_text(arena, "%s%s%u", text, text[0] != '\0' ? "," : "", i);
+		if (text != NULL && end > i + 1)
+			text = arena_text(arena, "%s%s%u", text, end == i + 2 ? "," : "-", end - 1);
+	}
 	return text;
 }
 
