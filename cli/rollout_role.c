@@ -230,12 +230,27 @@ static int on_resume(void *arg, uint64_t version, struct ws_error *err)
 	return 0;
 }
 
+/* Once, what --verbose says of how writes come here. */
+static void say_memory(const struct holder *holder)
+{
+	struct ws_rollout_report report;
+	if (!holder->job->verbose || holder->seen != 0)
+		return;
+	ws_rollout_last(holder->rollout, &report);
+	for (uint32_t i = 0; i < report.nic_count; i++)
+		if (report.nics[i].memory[0] != '\0')
+			say("weightsync: rollout %u.%u: memory is reached by %s over %s",
+			    holder->job->replica, holder->job->rank, report.nics[i].memory,
+			    report.nics[i].name);
+}
+
 /* A version is live: the engine would serve it; this one looks at it.  Not in the hook, whose time
  * is the update's. */
 static int look(struct holder *holder, struct ws_error *err)
 {
 	uint64_t version = holder->live;
 	int rc = 0;
+	say_memory(holder);
 	holder->seen = version;
 	if (holder->oracle != NULL) {
 		holder->digest = weights_digest(holder);

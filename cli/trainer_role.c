@@ -83,6 +83,7 @@ static int put_json(const struct ws_trainer *trainer, const struct outcome *outc
 		json_begin_object(&json, NULL);
 		json_put_text(&json, "transport", report->nics[i].transport);
 		json_put_text(&json, "name", report->nics[i].name);
+		json_put_text(&json, "memory", report->nics[i].memory);
 		json_put_u64(&json, "peers", report->nics[i].peer_count);
 		json_put_u64(&json, "bytes_sent", report->nics[i].bytes_sent);
 		json_put_bool(&json, "down", report->nics[i].down);

@@ -17,6 +17,8 @@ extern "C" {
 struct ws_nic {
 	char transport[16];  /* "ipc", "verbs", "fabric" */
 	char name[96];	     /* "tcp 127.0.0.1", "mlx5_0 port 1" */
+	char memory[48];     /* how it reaches this rank's memory: "memfd", "process_vm_writev",
+			      * "dma-buf"; all of them; empty: it needn't say */
 	uint32_t peer_count; /* members that this rank is joined with over it */
 	uint64_t bytes_sent; /* in the update that the report is of */
 	bool down;	     /* its port or link; the others carry its share */

@@ -162,6 +162,7 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 				       .down = engine->nics[i].was_out};
 		snprintf(out->transport, sizeof(out->transport), "%s", nic->transport->name);
 		snprintf(out->name, sizeof(out->name), "%s", nic->name);
+		regions_paths(engine, i, out->memory, sizeof(out->memory));
 		const char *trouble = rail_trouble(engine, i);
 		if (trouble[0] == '\0' && !engine->nics[i].out && !nic_reaches_all(engine, i))
 			trouble = "can't reach all memory that was given, so nobody is joined over "

@@ -200,6 +200,8 @@ void rail_give_up(struct engine *engine, uint32_t nic);
 /* Every region on a NIC that was opened anew; its place in regions, when it is gone. */
 int regions_register(struct engine *engine, uint32_t nic, struct ws_error *err);
 void regions_forget(struct engine *engine, uint32_t nic);
+/* How a NIC reaches the memory that was given: "memfd, process_vm_writev". */
+void regions_paths(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes);
 /* All of them on all NICs, after pages were replaced: no NIC may go on with the old ones. */
 int regions_renew(struct engine *engine, struct ws_error *err);
 int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err);

@@ -120,6 +120,20 @@ int regions_renew(struct engine *engine, struct ws_error *err)
 	return 0;
 }
 
+void regions_paths(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes)
+{
+	struct writer text = writer_fixed(text_out, bytes - 1);
+	text_out[0] = 0;
+	for (uint32_t i = 1; i < engine->region_count; i++) {
+		const struct region *region = region_find(engine, i);
+		const char *path = region == NULL ? NULL : region->mrs[nic].path;
+		if (path == NULL || strstr(text_out, path) != NULL)
+			continue;
+		write_format(&text, "%s%s", text.count > 0 ? ", " : "", path);
+		text_out[text.count] = 0;
+	}
+}
+
 /* A free place in the table. */
 static int place_make(struct engine *engine, uint32_t *place_out, struct ws_error *err)
 {
