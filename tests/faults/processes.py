@@ -104,7 +104,7 @@ class Process:
 
     def complaints(self):
         """What it said of failures: its lines without the progress that -v asks for."""
-        talk = r": version \d+ (begins|has landed|is live|is whole)$"
+        talk = r": (version \d+ (begins|has landed|is live|is whole)|memory is reached by .*)$"
         return [line for line in self.lines() if not re.search(talk, line)]
 
     def fails(self, pattern, seconds, status=1, lines=1):
