@@ -72,26 +72,29 @@ END_TEST
 START_TEST(a_receiver_can_close_in_mid_receive)
 {
 	enum { OPS = 16, BYTES = 1 << 20 };
+	const struct kind *kind = &kinds[_i % kind_count];
 	struct pair pair;
 
+	if (kind->settled && !kind->together)
+		return;
 	open_kind(&pair, _i, OPS * BYTES);
 	fill(pair.memory[0].base, pair.memory[0].bytes, 3);
 	for (uint32_t i = 0; i < OPS; i++) {
 		struct op op = op_make(&pair, 0, i * BYTES, BYTES, i);
 		post(&pair, 0, &op);
 	}
-	if (kinds[_i % kind_count].together)
+	if (kind->together)
 		ck_assert_int_eq(pair.nics[1]->transport->peer_close(pair.nics[1], pair.peers[1],
 								     false, true),
 				 -EBUSY);
 	else
 		close_peer(&pair, 1, false);
 	memset(pair.memory[1].base, 0xee, pair.memory[1].bytes);
-	if (!kinds[_i % kind_count].together)
+	if (!kind->together)
 		await(&pair, 0, OPS, 0);
 	poll_idle(&pair, 20);
 	ck_assert(is_filled(&pair.memory[1], 0xee));
-	if (kinds[_i % kind_count].together) { /* nobody answers any more: closing ends the ops */
+	if (kind->together) { /* nobody answers any more: closing ends the ops */
 		close_peer(&pair, 0, true);
 		ck_assert_uint_eq(pair.sent[0] + pair.failed[0], OPS);
 		pair_close(&pair);

@@ -42,6 +42,11 @@ static struct kind kinds[KINDS_MAX] = {
 	 .unchecked = true,
 	 .together = true,
 	 .settled = true},
+	/* What EFA needs, over a provider that is here. */
+	{.transport = "fabric",
+	 .rails = {{"shm/shm?as=efa", "shm/shm?as=efa"}, {"shm/shm?as=efa", "shm/shm?as=efa"}},
+	 .unchecked = true,
+	 .settled = true},
 	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}},
 	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}, .allocated = true},
 };
@@ -68,6 +73,9 @@ static inline void kind_parse(struct kind *kind, char *text)
 		kind->rails[i][0] = kind->rails[i][1] = device;
 		device = strtok_r(NULL, " ", &save);
 	}
+	/* Only tcp's connections can be shut down by one end. */
+	kind->together = strcmp(kind->transport, "fabric") == 0 &&
+			 strncmp(kind->rails[0][0], "tcp/", 4) != 0;
 }
 
 static inline void kinds_print(void)

@@ -319,7 +319,7 @@ START_TEST(nothing_of_a_stopped_sender_lands_in_an_abandoned_endpoint)
 
 	fork_end(&end, sender_main);
 	end_await(&end, 0, 1 + 3 * (uint64_t)_i);
-	((struct fabric *)end.nic)->ends_alone = false;
+	((struct fabric *)end.nic)->modes.ends_alone = false;
 	kill(end.child, SIGSTOP);
 	ck_assert_int_eq(end.nic->transport->peer_close(end.nic, end.peer, false, false), -EAGAIN);
 	ck_assert_int_eq(end_close_peer(&end, false, true), -EBUSY);
@@ -357,7 +357,7 @@ START_TEST(at_most_so_many_endpoints_are_set_aside)
 	int rc = 0, aside = 0;
 
 	ck_ok(nic_open(&nic, "fabric", "tcp/127.0.0.1", &err), err);
-	((struct fabric *)nic)->ends_alone = false;
+	((struct fabric *)nic)->modes.ends_alone = false;
 	for (int i = 0; i <= FABRIC_SET_ASIDE_MAX; i++) {
 		struct peer *peer;
 		ck_ok(nic->transport->peer_open(nic, &peer, &address, &err), err);

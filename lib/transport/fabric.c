@@ -16,7 +16,8 @@
 #include "lib/transport/fabric.h"
 #include "lib/transport/tables.h"
 
-#define NONE UINT32_MAX
+#define NONE	   UINT32_MAX
+#define PAGE_BYTES 4096
 
 static struct fabric *fabric_of(struct nic *nic)
 {
@@ -43,6 +44,7 @@ void fabric_context_free(struct fabric *fabric, struct op_context *context)
 		context->peer->posted--;
 	context->posted = false;
 	context->peer->unreported--;
+	context->warms = false;
 	context->peer = NULL;
 	context->next = fabric->free_first;
 	fabric->free_first = (uint32_t)(context - fabric->contexts);
@@ -59,7 +61,7 @@ void fabric_context_fail(struct fabric *fabric, struct op_context *context, int 
 	fabric->done_count++;
 }
 
-/* ---------------------------------------------------------------- open, close */
+/* ---------------------------------------------------------------- limits, close */
 
 static int contexts_open(struct fabric *fabric, struct ws_error *err)
 {
@@ -80,11 +82,11 @@ static int contexts_open(struct fabric *fabric, struct ws_error *err)
 static uint64_t protocol_make(const struct fi_info *info)
 {
 	char text[160];
-	int count = snprintf(text, sizeof(text), "fabric 1 %s %u.%u %x %zu %x",
+	int count = snprintf(text, sizeof(text), "fabric 2 %s %u.%u %x %zu %x %llx",
 			     info->fabric_attr->prov_name, FI_MAJOR(info->fabric_attr->api_version),
 			     FI_MINOR(info->fabric_attr->api_version),
 			     (unsigned)info->domain_attr->mr_mode, info->domain_attr->mr_key_size,
-			     info->ep_attr->protocol);
+			     info->ep_attr->protocol, (unsigned long long)info->mode);
 
 	return digest_bytes(text, MIN((size_t)count, sizeof(text) - 1), 0);
 }
@@ -92,22 +94,14 @@ static uint64_t protocol_make(const struct fi_info *info)
 static void limits_fill(struct fabric *fabric)
 {
 	const struct fi_info *info = fabric->info;
-	const char *provider = info->fabric_attr->prov_name;
 	struct nic *nic = &fabric->nic;
 
-	nic->op_bytes_max = info->ep_attr->max_msg_size;
+	nic->op_bytes_max = fabric->modes.op_bytes_max;
 	nic->ops_in_flight_max = (uint32_t)MIN((size_t)FABRIC_OPS_MAX, info->tx_attr->size);
 	nic->imm_bytes = (uint32_t)info->domain_attr->cq_data_size;
 	nic->gpu_memory = false;
 	nic->fences_one_peer = true;
 	nic->protocol = protocol_make(info);
-	/* Without it a write with a wrong key is "sent" over tcp, and so is the one after it.
-	 * shm 1.17.0 never completes a write of 0 bytes that asks for it. */
-	fabric->delivery_complete = strncmp(provider, "tcp", 3) == 0 ||
-				    strncmp(provider, "net", 3) == 0 ||
-				    strncmp(provider, "sockets", 7) == 0;
-	fabric->ends_alone = strstr(provider, "ofi_rxm") != NULL &&
-			     (strncmp(provider, "tcp", 3) == 0 || strncmp(provider, "net", 3) == 0);
 }
 
 /* Not every provider can wait on an fd (shm can't): tried once, on a queue that is thrown away. */
@@ -130,34 +124,6 @@ static int wait_open(struct fabric *fabric, struct ws_error *err)
 			       strerror(errno));
 	fabric->waits = true;
 	return 0;
-}
-
-static int fabric_open(struct nic *nic, const char *device, struct ws_error *err)
-{
-	struct fabric *fabric = fabric_of(nic);
-	struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
-
-	fabric->wake_fd = -1;
-	int rc = fabric_device_find(device, nic, &fabric->info, err);
-	if (rc != 0)
-		return rc;
-	limits_fill(fabric);
-	rc = contexts_open(fabric, err);
-	if (rc != 0)
-		return rc;
-	rc = fi_fabric(fabric->info->fabric_attr, &fabric->fabric, NULL);
-	if (rc != 0)
-		return ws_fail(err, -ENODEV, "libfabric can't open fabric '%s' for %s: %s",
-			       fabric->info->fabric_attr->name, nic->name, fi_strerror(-rc));
-	rc = fi_domain(fabric->fabric, fabric->info, &fabric->domain, NULL);
-	if (rc != 0)
-		return ws_fail(err, -ENODEV, "libfabric can't open domain '%s' for %s: %s",
-			       fabric->info->domain_attr->name, nic->name, fi_strerror(-rc));
-	rc = fi_av_open(fabric->domain, &av_attr, &fabric->av, NULL);
-	if (rc != 0)
-		return ws_fail(err, -ENOMEM, "libfabric can't open an address table for %s: %s",
-			       nic->name, fi_strerror(-rc));
-	return wait_open(fabric, err);
 }
 
 /* A domain with an endpoint set aside stays open: closing that endpoint would crash. */
@@ -187,6 +153,7 @@ static void fabric_close(struct nic *nic)
 	mem_free(fabric->peers);
 	mem_free(fabric->queues);
 	mem_free(fabric->mrs);
+	mem_free(fabric->page.base);
 	mem_free(fabric->contexts);
 	mem_free(fabric->done);
 }
@@ -275,15 +242,61 @@ static void fabric_dereg(struct nic *nic, struct mr *mr)
 	memset(mr, 0, sizeof(*mr));
 }
 
+/* ---------------------------------------------------------------- open */
+
+/* A write of nothing names something all the same: where the provider wants a descriptor for
+ * each, and at a peer that has told nothing else yet. */
+static int page_open(struct fabric *fabric, struct ws_error *err)
+{
+	if (!fabric->modes.own_descriptor && !fabric->modes.warm_up)
+		return 0;
+	fabric->page.base = mem_alloc(PAGE_BYTES);
+	fabric->page.bytes = PAGE_BYTES;
+	if (fabric->page.base == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the NIC %s", fabric->nic.name);
+	return fabric_reg(&fabric->nic, &fabric->page, &fabric->page_mr, err);
+}
+
+static int fabric_open(struct nic *nic, const char *device, struct ws_error *err)
+{
+	struct fabric *fabric = fabric_of(nic);
+	struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
+
+	fabric->wake_fd = -1;
+	int rc = fabric_device_find(device, nic, &fabric->info, &fabric->modes, err);
+	if (rc != 0)
+		return rc;
+	limits_fill(fabric);
+	rc = contexts_open(fabric, err);
+	if (rc != 0)
+		return rc;
+	rc = fi_fabric(fabric->info->fabric_attr, &fabric->fabric, NULL);
+	if (rc != 0)
+		return ws_fail(err, -ENODEV, "libfabric can't open fabric '%s' for %s: %s",
+			       fabric->info->fabric_attr->name, nic->name, fi_strerror(-rc));
+	rc = fi_domain(fabric->fabric, fabric->info, &fabric->domain, NULL);
+	if (rc != 0)
+		return ws_fail(err, -ENODEV, "libfabric can't open domain '%s' for %s: %s",
+			       fabric->info->domain_attr->name, nic->name, fi_strerror(-rc));
+	rc = fi_av_open(fabric->domain, &av_attr, &fabric->av, NULL);
+	if (rc != 0)
+		return ws_fail(err, -ENOMEM, "libfabric can't open an address table for %s: %s",
+			       nic->name, fi_strerror(-rc));
+	rc = page_open(fabric, err);
+	return rc == 0 ? wait_open(fabric, err) : rc;
+}
+
 /* ---------------------------------------------------------------- post, poll */
 
 /* fi_writemsg's answer: 0, -FI_EAGAIN, or another error. */
 static ssize_t write_issue(struct fabric *fabric, const struct op *op, struct op_context *context)
 {
 	uint64_t bytes = op->placed ? 0 : op->bytes;
-	struct iovec from = {.iov_base = (void *)(uintptr_t)op->local, .iov_len = bytes};
+	const struct mr *mr = op->local_mr != NULL ? op->local_mr : &fabric->page_mr;
+	const void *local = op->local_mr != NULL ? op->local : fabric->page.base;
+	struct iovec from = {.iov_base = (void *)(uintptr_t)local, .iov_len = bytes};
 	struct fi_rma_iov to = {.addr = op->remote, .len = bytes, .key = op->remote_key};
-	void *desc = op->local_mr != NULL ? fi_mr_desc(op->local_mr->local) : NULL;
+	void *desc = mr->local != NULL ? fi_mr_desc(mr->local) : NULL;
 	struct fi_msg_rma message = {
 		.msg_iov = &from,
 		.desc = &desc,
@@ -297,7 +310,7 @@ static ssize_t write_issue(struct fabric *fabric, const struct op *op, struct op
 
 	return fi_writemsg(op->peer->tx.ep, &message,
 			   FI_REMOTE_CQ_DATA | FI_COMPLETION |
-				   (fabric->delivery_complete ? FI_DELIVERY_COMPLETE : 0));
+				   (fabric->modes.delivery_complete ? FI_DELIVERY_COMPLETE : 0));
 }
 
 /* Until the first op gets through, libfabric answers EAGAIN while it connects, and for ever
@@ -316,12 +329,41 @@ static void refusal_note(struct fabric *fabric, struct peer *peer)
 		fabric_tx_close(fabric, peer, -ECONNRESET);
 }
 
+void fabric_warm_up(struct fabric *fabric, struct peer *peer)
+{
+	const struct op nothing = {.peer = peer,
+				   .remote = peer->warm_to,
+				   .remote_key = peer->warm_key,
+				   .placed = true};
+
+	if (!peer->cold_out || peer->warm_sent || peer->lost != 0 || peer->closing)
+		return;
+	struct op_context *context = context_take(fabric, peer, 0);
+	if (context == NULL)
+		return;
+	context->warms = true;
+	ssize_t rc = write_issue(fabric, &nothing, context);
+	if (rc == 0) {
+		context->posted = peer->warm_sent = true;
+		peer->posted++;
+		peer->refused_at_ns = 0;
+		return;
+	}
+	fabric_context_free(fabric, context);
+	if (rc == -FI_EAGAIN)
+		refusal_note(fabric, peer);
+	else
+		fabric_tx_close(fabric, peer, -ECONNRESET);
+}
+
 static bool post_one(struct fabric *fabric, const struct op *op)
 {
 	struct peer *peer = op->peer;
 
 	assert(peer->connected && !peer->closing);
 	assert(op->bytes <= fabric->nic.op_bytes_max);
+	if (peer->cold_out && peer->lost == 0)
+		return false;
 	struct op_context *context = context_take(fabric, peer, op->id);
 	if (context == NULL)
 		return false;
@@ -362,10 +404,11 @@ static int done_take(struct fabric *fabric, struct event *events_out, int count)
 		struct op_context *context = &fabric->contexts[fabric->done[fabric->done_head]];
 		fabric->done_head = (fabric->done_head + 1) % fabric->nic.ops_in_flight_max;
 		fabric->done_count--;
-		events_out[taken++] = (struct event){.kind = EVENT_FAILED,
-						     .status = context->status,
-						     .id = context->id,
-						     .peer = context->peer};
+		if (!context->warms)
+			events_out[taken++] = (struct event){.kind = EVENT_FAILED,
+							     .status = context->status,
+							     .id = context->id,
+							     .peer = context->peer};
 		fabric_context_free(fabric, context);
 	}
 	return taken;

@@ -5,11 +5,13 @@
  * fabric.c         a NIC: open, registrations, post, poll
  * fabric_peer.c    a peer: two endpoints, and the fence
  * fabric_device.c  which libfabric domain a device's name means
+ * fabric_modes.c   what this provider needs and others don't
  *
  * Each peer has two halves, each an endpoint with a completion queue of its own: tx, over which
  * only this side writes, and rx, into which only the peer writes.  So a peer can be fenced
  * alone, an endpoint that is set aside isn't progressed by reading other peers' queues, and the
  * tx half can be closed at any moment: nothing is ever received over it but acknowledgements.
+ * Where closing an endpoint is all that a fence takes (EFA) the two are one: tx does both.
  */
 #ifndef TRANSPORT_FABRIC_H
 #define TRANSPORT_FABRIC_H
@@ -23,7 +25,7 @@
 
 #include "lib/transport/transport.h"
 
-#define FABRIC_API		FI_VERSION(1, 17)
+#define FABRIC_API		FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)
 #define FABRIC_OPS_MAX		1024  /* unreported ops per NIC */
 #define FABRIC_NAME_BYTES_MAX	96    /* of an endpoint's name */
 #define FABRIC_SET_ASIDE_MAX	32    /* endpoints per process that may be abandoned */
@@ -40,6 +42,19 @@ struct op_context {
 	int status;    /* of a done one: the FAILED event's */
 	uint32_t next; /* free list */
 	bool posted;   /* with libfabric; else done */
+	bool warms;    /* no op of the caller's: nothing is told of it */
+};
+
+/* What a provider needs and others don't; fabric_modes.c says why. */
+struct fabric_modes {
+	uint64_t op_bytes_max;
+	uint32_t queue_room;	/* completions a queue holds at least */
+	bool delivery_complete; /* ask for it with each write */
+	bool ends_alone;     /* a connection is a TCP socket of this process: it can be shut down */
+	bool joined;	     /* one endpoint for both halves; closing it is the fence */
+	bool warm_up;	     /* a first write of nothing at connect, which the receiver drops */
+	bool own_descriptor; /* a write of nothing needs registered memory too */
+	bool refuses_emulation; /* ask each endpoint whether the NIC does the writes */
 };
 
 struct half {
@@ -54,9 +69,13 @@ struct peer {
 	fi_addr_t rx_from;		     /* the peer's tx endpoint */
 	uint8_t name[FABRIC_NAME_BYTES_MAX]; /* of my rx endpoint */
 	size_t name_bytes;
-	uint32_t unreported;	/* ops taken whose event hasn't been handed out */
-	uint32_t posted;	/* of those, still with libfabric */
-	uint64_t refused_at_ns; /* since when the first op is refused; 0: it isn't */
+	uint32_t unreported;	    /* ops taken whose event hasn't been handed out */
+	uint32_t posted;	    /* of those, still with libfabric */
+	uint64_t refused_at_ns;	    /* since when the first op is refused; 0: it isn't */
+	uint64_t warm_to, warm_key; /* the peer's page that a first write of nothing names */
+	bool cold_out;		    /* the first write hasn't ended: no op is taken yet */
+	bool warm_sent;		    /* but it is on its way */
+	bool cold_in;		    /* the peer's first write hasn't come */
 	bool connected, closing, set_aside;
 	int lost;	      /* tx is closed: what later ops fail with */
 	uint64_t quiet_at_ns; /* when the peer said quiet */
@@ -69,10 +88,11 @@ struct fabric {
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	struct fid_av *av;
-	bool delivery_complete; /* ask for it with each write */
-	bool waits;		/* queues have an fd */
-	bool ends_alone; /* a connection is a TCP socket of this process: it can be shut down */
-	int wake_fd;	 /* readable: poll again, though no queue's fd says so.  Owned */
+	struct fabric_modes modes;
+	struct ws_memory page; /* owned; what writes of nothing name */
+	struct mr page_mr;
+	bool waits;  /* queues have an fd */
+	int wake_fd; /* readable: poll again, though no queue's fd says so.  Owned */
 	bool awake;
 	bool unsettled;	      /* fi_trywait refused: even queues that wait for nothing are read */
 	uint32_t empty_polls; /* since the last event */
@@ -90,13 +110,29 @@ struct fabric {
 	bool leaked; /* an endpoint was set aside: its domain stays open for ever */
 };
 
-/* fabric_device.c: fills *info_out (fi_freeinfo it) and the NIC's name, subnet and speed. */
+/* fabric_device.c: fills *info_out (fi_freeinfo it), what it needs, and the NIC's name, subnet and
+ * speed. */
 int fabric_device_find(const char *device, struct nic *nic, struct fi_info **info_out,
-		       struct ws_error *err);
+		       struct fabric_modes *modes_out, struct ws_error *err);
+
+/* fabric_modes.c.  as_efa: as if the provider were EFA, for tests.  -ENOTSUP where it can't do
+ * what a transport must. */
+int fabric_modes_choose(const struct fi_info *info, const char *device, bool as_efa,
+			struct fabric_modes *modes_out, struct ws_error *err);
+/* The best offer, of this domain (NULL: of any); NULL if there is none. */
+struct fi_info *fabric_offer_pick(struct fi_info *offers, const char *domain);
+/* Before an endpoint is enabled, and afterwards. */
+int fabric_endpoint_forbid(const struct nic *nic, struct fid_ep *ep, struct ws_error *err);
+int fabric_endpoint_check(const struct nic *nic, const struct fabric_modes *modes,
+			  struct fid_ep *ep, struct ws_error *err);
+/* What the answer to "is a write emulated?" means; for the one above, and for tests. */
+int fabric_emulation_check(const struct nic *nic, int rc, bool emulated, struct ws_error *err);
 
 /* fabric.c: gives a context back, or queues it to be reported as FAILED. */
 void fabric_context_free(struct fabric *fabric, struct op_context *context);
 void fabric_context_fail(struct fabric *fabric, struct op_context *context, int status);
+/* Posts the peer's first write, of nothing, where it is due. */
+void fabric_warm_up(struct fabric *fabric, struct peer *peer);
 
 /* fabric_peer.c.  fabric_tx_close ends the sending half; its unreported ops fail with status. */
 void fabric_tx_close(struct fabric *fabric, struct peer *peer, int status);

@@ -40,15 +40,19 @@ static struct fi_info *hints_make(const char *provider)
 }
 
 /*
- * rxm's defaults take 70 MB of message buffers per endpoint, and writes use none of them.  It
- * reads its settings from the environment only, when libfabric starts, so they are there for the
- * first call of fi_getinfo; what the user has set stays.
+ * rxm's defaults take 70 MB of message buffers per endpoint, and writes use none of them; a queue
+ * of verbs;ofi_rxm has room for a universe of peers where an endpoint of ours has one, and is
+ * larger than Soft-RoCE can have; a registration that stays in a cache can be written to after its
+ * end. libfabric reads settings from the environment only, when it starts, so they are there for
+ * the first call of fi_getinfo; what the user has set stays.
  */
 static int getinfo(const char *node, const struct fi_info *hints, struct fi_info **offers_out)
 {
 	static const char *const settings[][2] = {
 		{"FI_OFI_RXM_MSG_RX_SIZE", "8"},
 		{"FI_OFI_RXM_BUFFER_SIZE", "256"},
+		{"FI_UNIVERSE_SIZE", "16"},
+		{"FI_MR_CACHE_MAX_COUNT", "0"},
 	};
 	static atomic_bool started;
 	bool mine[ARRAY_SIZE(settings)] = {false};
@@ -82,31 +86,9 @@ static int source_address(const char *source, struct interface *interface, char 
 		return ws_fail(err, -ENODEV, "interface '%s' is down; bring it up or name another",
 			       interface->name);
 	if (rc == 0)
-		snprintf(address, 16, "%s", is_ipv4(source) ? source : interface->address);
+		snprintf(address, 16, "%.15s", is_ipv4(source) ? source : interface->address);
 	else if (is_ipv4(source))
 		return rc;
-	return 0;
-}
-
-static int info_check(const struct fi_info *info, const char *device, struct ws_error *err)
-{
-	const int handled = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-
-	if (info->domain_attr->cq_data_size < 4)
-		return ws_fail(err, -ENOTSUP,
-			       "'%s' carries %zu bytes with a write and 4 are needed; "
-			       "choose another provider",
-			       device, info->domain_attr->cq_data_size);
-	if ((info->domain_attr->mr_mode & ~handled) != 0)
-		return ws_fail(err, -ENOTSUP,
-			       "'%s' wants memory registered in a way (mr_mode 0x%x) that isn't "
-			       "built in; choose another provider",
-			       device, (unsigned)info->domain_attr->mr_mode);
-	if ((info->mode & ~(FI_CONTEXT | FI_CONTEXT2 | FI_BUFFERED_RECV)) != 0)
-		return ws_fail(err, -ENOTSUP,
-			       "'%s' wants a mode (0x%llx) that isn't built in; "
-			       "choose another provider",
-			       device, (unsigned long long)info->mode);
 	return 0;
 }
 
@@ -125,32 +107,37 @@ static void nic_describe(struct nic *nic, const struct fi_info *info,
 		nic->mbps = info->nic->link_attr->speed / 1000000u;
 }
 
-/* The first offer whose domain is named so; the offers are the caller's. */
-static struct fi_info *domain_pick(struct fi_info *offers, const char *source)
+/* "provider/source", and "?as=efa" behind it for tests of what only EFA needs. */
+static int device_split(const char *device, char provider[32], char source[NIC_NAME_MAX],
+			bool *as_efa_out, struct ws_error *err)
 {
-	for (struct fi_info *info = offers; info != NULL; info = info->next)
-		if (info->domain_attr->name != NULL && strcmp(info->domain_attr->name, source) == 0)
-			return info;
-	return NULL;
-}
+	const char *slash = strchr(device, '/'), *mark = strstr(device, "?as=efa");
 
-int fabric_device_find(const char *device, struct nic *nic, struct fi_info **info_out,
-		       struct ws_error *err)
-{
-	char provider[32], address[16];
-	struct interface interface = {0};
-	struct fi_info *offers = NULL;
-	const char *slash = strchr(device, '/');
-
-	*info_out = NULL;
-	if (slash == NULL || slash == device || slash[1] == 0 ||
-	    (size_t)(slash - device) >= sizeof(provider))
+	if (slash == NULL || slash == device || slash[1] == 0 || slash - device >= 32)
 		return ws_fail(err, -EINVAL,
 			       "'%s' isn't a fabric device; write provider/source, as in "
 			       "tcp/127.0.0.1, tcp/eth0 or efa/rdmap0s6-rdm",
 			       device);
-	snprintf(provider, sizeof(provider), "%.*s", (int)(slash - device), device);
-	int rc = source_address(slash + 1, &interface, address, err);
+	*as_efa_out = mark != NULL && mark > slash && mark[7] == 0;
+	snprintf(provider, 32, "%.*s", (int)(slash - device), device);
+	snprintf(source, NIC_NAME_MAX, "%.*s",
+		 *as_efa_out ? (int)(mark - slash - 1) : NIC_NAME_MAX - 1, slash + 1);
+	return 0;
+}
+
+int fabric_device_find(const char *device, struct nic *nic, struct fi_info **info_out,
+		       struct fabric_modes *modes_out, struct ws_error *err)
+{
+	char provider[32], source[NIC_NAME_MAX], address[16];
+	struct interface interface = {0};
+	struct fi_info *offers = NULL;
+	bool as_efa = false;
+
+	*info_out = NULL;
+	int rc = device_split(device, provider, source, &as_efa, err);
+	if (rc != 0)
+		return rc;
+	rc = source_address(source, &interface, address, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
 	struct fi_info *hints = hints_make(provider);
@@ -160,21 +147,21 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	fi_freeinfo(hints);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric's provider '%s' has nothing at '%s': %s",
-			       provider, slash + 1, fi_strerror(-rc));
-	struct fi_info *info = address[0] != 0 ? offers : domain_pick(offers, slash + 1);
+			       provider, source, fi_strerror(-rc));
+	struct fi_info *info = fabric_offer_pick(offers, address[0] != 0 ? NULL : source);
 	if (info == NULL)
 		rc = ws_fail(err, -ENODEV,
 			     "'%s' is no address, interface or domain of provider '%s' here; "
 			     "`weightsync nics` lists them",
-			     slash + 1, provider);
+			     source, provider);
 	else
-		rc = info_check(info, device, err);
+		rc = fabric_modes_choose(info, device, as_efa, modes_out, err);
 	if (rc == 0) {
 		*info_out = fi_dupinfo(info);
 		if (*info_out == NULL)
 			rc = ws_fail(err, -ENOMEM, "no memory for the NIC '%s'", device);
 		else
-			nic_describe(nic, *info_out, &interface, slash + 1, provider);
+			nic_describe(nic, *info_out, &interface, source, provider);
 	}
 	fi_freeinfo(offers);
 	return rc;

@@ -46,7 +46,7 @@ static int half_open(struct fabric *fabric, struct half *half, struct ws_error *
 	struct fi_cq_attr attr = {
 		.format = FI_CQ_FORMAT_DATA,
 		.wait_obj = fabric->waits ? FI_WAIT_FD : FI_WAIT_NONE,
-		.size = 2 * fabric->nic.ops_in_flight_max,
+		.size = MAX(2 * fabric->nic.ops_in_flight_max, fabric->modes.queue_room),
 	};
 	const char *step = "a completion queue";
 	int rc = fi_cq_open(fabric->domain, &attr, &half->cq, NULL);
@@ -59,6 +59,8 @@ static int half_open(struct fabric *fabric, struct half *half, struct ws_error *
 		step = "an endpoint";
 		rc = fi_endpoint(fabric->domain, fabric->info, &half->ep, NULL);
 	}
+	if (rc == 0 && fabric_endpoint_forbid(&fabric->nic, half->ep, err) != 0)
+		return -ENOTSUP;
 	if (rc == 0)
 		rc = fi_ep_bind(half->ep, &half->cq->fid, FI_TRANSMIT | FI_RECV);
 	if (rc == 0)
@@ -75,7 +77,7 @@ static int half_open(struct fabric *fabric, struct half *half, struct ws_error *
 		return ws_fail(err, rc == -FI_EMFILE ? -ENOSPC : -ENOMEM,
 			       "%s can't open %s for a peer: %s", fabric->nic.name, step,
 			       fi_strerror(-rc));
-	return 0;
+	return fabric_endpoint_check(&fabric->nic, &fabric->modes, half->ep, err);
 }
 
 /* ---------------------------------------------------------------- reading queues */
@@ -109,24 +111,59 @@ static int tx_error_read(struct peer *peer, struct op_context **failed_out, int 
 	return *failed_out != NULL && (*failed_out)->peer == peer ? 0 : -1;
 }
 
-static int tx_read(struct fabric *fabric, struct peer *peer, struct event *events_out, int count)
+/* One completion: of an op of mine, or of a write of the peer's.  How many events it is. */
+static int entry_take(struct fabric *fabric, struct peer *peer,
+		      const struct fi_cq_data_entry *entry, struct event *event_out)
+{
+	struct op_context *context = entry->op_context;
+	bool cold = peer->cold_in;
+
+	if ((entry->flags & FI_REMOTE_CQ_DATA) != 0) {
+		peer->cold_in = false;
+		if (cold || peer->closing)
+			return 0;
+		*event_out = (struct event){
+			.kind = EVENT_IMM, .imm = (uint32_t)entry->data, .peer = peer};
+		return 1;
+	}
+	if (context == NULL || context->peer != peer)
+		return 0;
+	*event_out = (struct event){.kind = EVENT_SENT, .id = context->id, .peer = peer};
+	bool told = !context->warms;
+	if (context->warms)
+		peer->cold_out = false;
+	fabric_context_free(fabric, context);
+	return told;
+}
+
+/* libfabric's answer in *got_out; returns how many events. */
+static int entries_read(struct fabric *fabric, struct peer *peer, struct fid_cq *cq,
+			struct event *events_out, int count, ssize_t *got_out)
 {
 	struct fi_cq_data_entry entries[READ_MAX];
-	struct op_context *failed;
-	int taken = 0, status = -EIO;
+	int taken = 0;
 
-	ssize_t got = fi_cq_read(peer->tx.cq, entries, (size_t)MIN(count, READ_MAX));
-	for (ssize_t i = 0; i < got; i++) {
-		struct op_context *context = entries[i].op_context;
-		events_out[taken++] =
-			(struct event){.kind = EVENT_SENT, .id = context->id, .peer = peer};
-		fabric_context_free(fabric, context);
-	}
+	*got_out = fi_cq_read(cq, entries, (size_t)MIN(count, READ_MAX));
+	for (ssize_t i = 0; i < *got_out; i++)
+		taken += entry_take(fabric, peer, &entries[i], &events_out[taken]);
+	return taken;
+}
+
+static int tx_read(struct fabric *fabric, struct peer *peer, struct event *events_out, int count)
+{
+	struct op_context *failed;
+	int status = -EIO;
+	ssize_t got;
+	int taken = entries_read(fabric, peer, peer->tx.cq, events_out, count, &got);
+
 	if (got >= 0 || got == -FI_EAGAIN)
 		return taken;
 	if (got == -FI_EAVAIL && tx_error_read(peer, &failed, &status) == 0) {
-		events_out[taken++] = (struct event){
-			.kind = EVENT_FAILED, .status = status, .id = failed->id, .peer = peer};
+		if (!failed->warms)
+			events_out[taken++] = (struct event){.kind = EVENT_FAILED,
+							     .status = status,
+							     .id = failed->id,
+							     .peer = peer};
 		fabric_context_free(fabric, failed);
 	}
 	/* After one failure the connection is of no use (tcp loses the next write too), and a
@@ -135,17 +172,12 @@ static int tx_read(struct fabric *fabric, struct peer *peer, struct event *event
 	return taken;
 }
 
-static int rx_read(struct peer *peer, struct event *events_out, int count)
+static int rx_read(struct fabric *fabric, struct peer *peer, struct event *events_out, int count)
 {
-	struct fi_cq_data_entry entries[READ_MAX];
 	struct fi_cq_err_entry error = {0};
-	int taken = 0;
+	ssize_t got;
+	int taken = entries_read(fabric, peer, peer->rx.cq, events_out, count, &got);
 
-	ssize_t got = fi_cq_read(peer->rx.cq, entries, (size_t)MIN(count, READ_MAX));
-	for (ssize_t i = 0; i < got; i++)
-		if ((entries[i].flags & FI_REMOTE_CQ_DATA) != 0 && !peer->closing)
-			events_out[taken++] = (struct event){
-				.kind = EVENT_IMM, .imm = (uint32_t)entries[i].data, .peer = peer};
 	/* A broken incoming connection isn't an event: what is missing is the receiver's count. */
 	if (got == -FI_EAVAIL)
 		(void)fi_cq_readerr(peer->rx.cq, &error, 0);
@@ -156,12 +188,14 @@ int fabric_peer_poll(struct fabric *fabric, struct peer *peer, struct event *eve
 {
 	int taken = 0;
 
+	if (peer->cold_out)
+		fabric_warm_up(fabric, peer);
 	/* A tx half that waits for nothing needs no progress but while it connects, or ends. */
-	if (peer->tx.ep != NULL &&
-	    (peer->posted > 0 || peer->refused_at_ns != 0 || fabric->unsettled))
+	if (peer->tx.ep != NULL && (peer->posted > 0 || peer->refused_at_ns != 0 ||
+				    fabric->unsettled || fabric->modes.joined))
 		taken = tx_read(fabric, peer, events_out, count);
 	if (peer->rx.ep != NULL && !peer->set_aside && taken < count)
-		taken += rx_read(peer, events_out + taken, count - taken);
+		taken += rx_read(fabric, peer, events_out + taken, count - taken);
 	return taken;
 }
 
@@ -214,8 +248,10 @@ static int address_write(const struct fabric *fabric, struct peer *peer, struct 
 	uint8_t tx_name[FABRIC_NAME_BYTES_MAX];
 	size_t tx_bytes = sizeof(tx_name);
 
+	const struct half *in = fabric->modes.joined ? &peer->tx : &peer->rx;
+
 	peer->name_bytes = sizeof(peer->name);
-	if (fi_getname(&peer->rx.ep->fid, peer->name, &peer->name_bytes) != 0 ||
+	if (fi_getname(&in->ep->fid, peer->name, &peer->name_bytes) != 0 ||
 	    fi_getname(&peer->tx.ep->fid, tx_name, &tx_bytes) != 0)
 		return ws_fail(err, -ENOTSUP, "%s has endpoint names of more than %d bytes",
 			       fabric->nic.name, FABRIC_NAME_BYTES_MAX);
@@ -225,6 +261,8 @@ static int address_write(const struct fabric *fabric, struct peer *peer, struct 
 	write_bytes(&out, peer->name, peer->name_bytes);
 	write_u16(&out, (uint16_t)tx_bytes);
 	write_bytes(&out, tx_name, tx_bytes);
+	write_u64(&out, fabric->page_mr.base);
+	write_u64(&out, fabric->page_mr.key);
 	address->count = (uint16_t)out.count;
 	return out.failed ? ws_fail(err, -ENOTSUP, "%s has an address of more than %d bytes",
 				    fabric->nic.name, ADDRESS_BYTES_MAX)
@@ -246,7 +284,7 @@ int fabric_peer_open(struct nic *nic, struct peer **peer_out, struct address *ad
 		.tx.fd = -1, .rx.fd = -1, .tx_to = FI_ADDR_NOTAVAIL, .rx_from = FI_ADDR_NOTAVAIL};
 	fabric->peers[fabric->peer_count++] = peer;
 	int rc = half_open(fabric, &peer->tx, err);
-	if (rc == 0)
+	if (rc == 0 && !fabric->modes.joined)
 		rc = half_open(fabric, &peer->rx, err);
 	if (rc == 0)
 		rc = address_write(fabric, peer, address_out, err);
@@ -290,13 +328,18 @@ int fabric_peer_connect(struct nic *nic, struct peer *peer, const struct address
 	const void *rx_name = read_bytes(&in, rx_bytes);
 	size_t tx_bytes = read_u16(&in);
 	const void *tx_name = read_bytes(&in, tx_bytes);
+	peer->warm_to = read_u64(&in);
+	peer->warm_key = read_u64(&in);
 	if (!reader_done(&in) || !name_plausible(fabric, peer, rx_name, rx_bytes) ||
 	    !name_plausible(fabric, peer, tx_name, tx_bytes))
 		return ws_fail(err, -EPROTO, "%s got a broken address", nic->name);
 	if (fi_av_insert(fabric->av, rx_name, 1, &peer->tx_to, 0, NULL) != 1 ||
-	    fi_av_insert(fabric->av, tx_name, 1, &peer->rx_from, 0, NULL) != 1)
+	    (!fabric->modes.joined &&
+	     fi_av_insert(fabric->av, tx_name, 1, &peer->rx_from, 0, NULL) != 1))
 		return ws_fail(err, -EPROTO, "%s can't use the peer's address", nic->name);
 	peer->connected = true;
+	peer->cold_out = peer->cold_in = fabric->modes.warm_up;
+	fabric_warm_up(fabric, peer);
 	return 0;
 }
 
@@ -372,7 +415,7 @@ static int rx_quiesce(struct fabric *fabric, struct peer *peer, bool quiet)
 	if (quiet && peer->quiet_at_ns == 0)
 		peer->quiet_at_ns = clock_ns();
 	bool waited = peer->quiet_at_ns != 0 && elapsed(peer->quiet_at_ns, FABRIC_QUIET_MS);
-	if (!fabric->ends_alone) {
+	if (!fabric->modes.ends_alone) {
 		if (peer->quiet_at_ns == 0)
 			return -EBUSY;
 		return waited ? 0 : -EAGAIN;
@@ -411,7 +454,8 @@ int fabric_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool aband
 	fabric_tx_close(fabric, peer, -ECANCELED);
 	if (peer->unreported > 0)
 		return -EAGAIN;
-	int rc = rx_quiesce(fabric, peer, quiet);
+	/* Without a receiving half of its own, that was all. */
+	int rc = fabric->modes.joined ? 0 : rx_quiesce(fabric, peer, quiet);
 	if (rc == -EBUSY && !abandon)
 		return -EAGAIN;
 	if (rc == -EBUSY) {
@@ -431,11 +475,11 @@ void fabric_peer_end(struct fabric *fabric, struct peer *peer)
 
 	peer->closing = true;
 	half_close(fabric, &peer->tx);
-	for (int i = 0; i < 1000 && peer->rx.ep != NULL && fabric->ends_alone; i++) {
+	for (int i = 0; i < 1000 && peer->rx.ep != NULL && fabric->modes.ends_alone; i++) {
 		rc = rx_quiesce(fabric, peer, false);
 		if (rc != -EAGAIN)
 			break;
-		rx_read(peer, dropped, READ_MAX);
+		rx_read(fabric, peer, dropped, READ_MAX);
 		sleep_ns(200000);
 	}
 	/* Where the table is full too: a NIC's close can't fail, and a crash is worse than a leak.
