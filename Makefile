@@ -97,7 +97,7 @@ $(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress
 $(BUILD)/tests/plan_properties $(BUILD)/tests/plan_mutations $(BUILD)/tests/plan_digest: \
 	$(BUILD)/tests/plan_world.o
 $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD)/tests/plan_real \
-		$(BUILD)/tests/plan_fanout $(BUILD)/tests/simulate: \
+		$(BUILD)/tests/plan_fanout $(BUILD)/tests/plan_rails $(BUILD)/tests/simulate: \
 	$(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/page: $(BUILD)/tests/plan_pair_world.o
 

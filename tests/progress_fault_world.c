@@ -5,6 +5,14 @@
 
 #include "tests/progress_world.h"
 
+void process_rails(struct process *process, uint32_t count)
+{
+	struct member_rails *rails = &process->up.rails;
+	*rails = (struct member_rails){.count = count, .nic_count = 2};
+	for (uint32_t i = 0; i < count; i++)
+		rails->rail[i] = (struct nic_speed){1 + i, 1000};
+}
+
 static void process_die(struct model *model, struct process *p)
 {
 	uint64_t incarnation = p->incarnation, id = p->id;
@@ -17,6 +25,7 @@ static void process_die(struct model *model, struct process *p)
 			      .tried = trains ? model->goal : 0,
 			      .back_ns =
 				      model->now_ns + model_draw(model) % (3 * (uint64_t)LOST_NS)};
+	process_rails(p, 2);
 }
 
 void model_hub_start(struct model *model)
@@ -54,7 +63,7 @@ void model_fault_step(struct model *model)
 	if (!model->faults || !model_chance(model, 12) || process_is_down(model, p))
 		return;
 	model->fault_count++;
-	switch (model_draw(model) % 7) {
+	switch (model_draw(model) % 9) {
 	case 0:
 		process_die(model, p);
 		break;
@@ -72,6 +81,12 @@ void model_fault_step(struct model *model)
 	case 6: /* engines move experts, each rank when it may */
 		model->map++;
 		break;
+	case 7: /* a NIC goes, or comes back */
+	case 8:
+		process_rails(p, p->up.rails.count == 1 && model_chance(model, 200) ? 0
+				 : p->up.rails.count == 2			    ? 1
+										    : 2);
+		break;
 	case 5: /* long silence of the network: all that is under way is lost */
 		memset(p->up_flight, 0, sizeof(p->up_flight));
 		memset(p->down_flight, 0, sizeof(p->down_flight));
@@ -86,6 +101,9 @@ void model_mutant_step(struct model *model)
 	for (uint32_t i = TRAINERS;
 	     model->mutant == MUTANT_MAPS_MIX && i < progress_seat_count(progress); i++)
 		progress->seats[i].info.manifest_digest = progress->manifest_digest;
+	for (uint32_t i = 0;
+	     model->mutant == MUTANT_RAILS_STALE && i < progress_seat_count(progress); i++)
+		progress->seats[i].rails = progress->seats[i].up.rails;
 	for (uint32_t i = 0; i < progress->replica_count; i++) {
 		struct replica *replica = &progress->replicas[i];
 		for (uint32_t rank = 0; rank < model->ranks_each; rank++) {

@@ -455,6 +455,27 @@ static void hub_step(struct model *model)
 	}
 }
 
+/* R1: an attempt begins on the rails that its members have, as far as the hub has heard. */
+static void rails_check(struct model *model)
+{
+	const struct progress *progress = &model->progress;
+	struct roster_member member;
+	for (uint32_t i = 0; i < progress->roster_count; i++) {
+		const struct seat *seat = &progress->seats[progress->roster[i]];
+		progress_roster_member(progress, i, &member);
+		if (progress->generation != model->generation)
+			model->roster_rails[i] = member.rails;
+		if (progress->attempt == model->attempt || !seat_is_in(seat))
+			continue;
+		if (!rails_same(&model->roster_rails[i], &seat->up.rails))
+			model_broke(model, "R1: planned for other NICs than there are");
+		if (rails_are_gone(seat))
+			model_broke(model, "R2: begun with a member that has no NIC left");
+	}
+	model->generation = progress->generation;
+	model->attempt = progress->attempt;
+}
+
 void model_step(struct model *model)
 {
 	model->now_ns += STEP_NS;
@@ -474,6 +495,7 @@ void model_step(struct model *model)
 			down_send(model, p);
 	}
 	hub_step(model);
+	rails_check(model);
 	served_check(model);
 	if (model_trainers_idle(model) && model->progress.wired) {
 		model->pushes_ok += model->goal != 0 && model->process[0].result.code == 0;
@@ -500,6 +522,7 @@ void model_open(struct model *model, uint64_t seed, enum mutant mutant)
 					      at % model->ranks_each);
 		p->incarnation = 1;
 		p->inplace = !p->trains && model->inplace;
+		process_rails(p, 2);
 	}
 	model_hub_start(model);
 }
@@ -512,6 +535,8 @@ void model_close(struct model *model)
 void model_calm(struct model *model)
 {
 	model->faults = false;
+	for (uint32_t i = 0; i < model->process_count; i++)
+		process_rails(&model->process[i], 2);
 	uint64_t until_ns = model->now_ns + 6 * (uint64_t)PHASE_NS;
 	while (model->now_ns < until_ns)
 		model_step(model);

@@ -32,6 +32,7 @@ enum mutant {
 	MUTANT_DOUBT_ABORT,  /* a new hub aborts what may have committed */
 	MUTANT_NO_DROP,	     /* a hub that lost a rank takes its next incarnation as the same one */
 	MUTANT_MAPS_MIX,     /* a hub that doesn't look at manifests */
+	MUTANT_RAILS_STALE,  /* a hub that keeps a roster when NICs went or came */
 	MUTANT_COUNT
 };
 
@@ -77,8 +78,10 @@ struct model {
 	enum mutant mutant;
 	struct progress progress;
 	struct process process[PROCESSES];
-	uint64_t goal; /* version that trainers push; 0: none yet */
-	uint64_t map;  /* the manifest that every rank is to have */
+	uint64_t goal;				     /* version that trainers push; 0: none yet */
+	uint64_t map;				     /* the manifest that every rank is to have */
+	uint64_t generation, attempt;		     /* of the hub, last seen */
+	struct member_rails roster_rails[PROCESSES]; /* as the generation's roster has them */
 	uint32_t fault_count, hub_count, pushes_ok, described;
 	char broken[512]; /* the first property that failed */
 };
@@ -96,6 +99,8 @@ bool model_last_push(struct model *model);
 uint64_t model_draw(struct model *model);
 bool model_chance(struct model *model, uint32_t in_1000);
 void model_broke(struct model *model, const char *what);
+/* So many of a process' two NICs are in use. */
+void process_rails(struct process *process, uint32_t count);
 bool process_is_down(const struct model *model, const struct process *process);
 void model_hub_start(struct model *model);
 void model_fault_step(struct model *model);
