@@ -176,6 +176,9 @@ static void offer_fill(struct nic_info *info, const struct fi_info *offer, const
 		 offer->fabric_attr->name != NULL ? offer->fabric_attr->name : "");
 	snprintf(info->state, sizeof(info->state), "offered");
 	info->numa = -1;
+	if (offer->nic != NULL && offer->nic->device_attr != NULL &&
+	    offer->nic->device_attr->name != NULL)
+		snprintf(info->rdma, sizeof(info->rdma), "%.63s", offer->nic->device_attr->name);
 	if (offer->nic != NULL && offer->nic->link_attr != NULL) {
 		info->mbps = offer->nic->link_attr->speed / 1000000u;
 		snprintf(info->state, sizeof(info->state), "%s",

@@ -291,6 +291,18 @@ static void offer_fill(struct nic_info *info, struct ibv_context *context, uint8
 		snprintf(info->skipped, sizeof(info->skipped), "%s", port.gid.reason);
 }
 
+/* EFA's transport is its own, and iWARP's writes carry no immediate. */
+static void transport_check(const struct ibv_device *device, struct nic_info *info)
+{
+	if (device->transport_type == IBV_TRANSPORT_UNSPECIFIED)
+		snprintf(
+			info->skipped, sizeof(info->skipped),
+			"no reliable connections: if it is EFA, fabric with --provider efa uses it");
+	else if (device->transport_type != IBV_TRANSPORT_IB)
+		snprintf(info->skipped, sizeof(info->skipped),
+			 "no writes with an immediate: neither InfiniBand nor RoCE");
+}
+
 static uint32_t ports_offer(struct ibv_device *device, struct nic_info *infos, uint32_t room)
 {
 	struct ibv_context *context = ibv_open_device(device);
@@ -298,8 +310,10 @@ static uint32_t ports_offer(struct ibv_device *device, struct nic_info *infos, u
 	uint32_t count = 0;
 
 	if (context != NULL && ibv_query_device(context, &attr) == 0)
-		for (uint8_t i = 1; i <= attr.phys_port_cnt && count < room; i++)
-			offer_fill(&infos[count++], context, i);
+		for (uint8_t i = 1; i <= attr.phys_port_cnt && count < room; i++) {
+			offer_fill(&infos[count], context, i);
+			transport_check(device, &infos[count++]);
+		}
 	if (context != NULL) {
 		ibv_close_device(context);
 		return count;
