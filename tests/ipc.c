@@ -360,6 +360,29 @@ START_TEST(a_dead_peer_wakes_a_waiter_and_its_ops_fail_by_name)
 }
 END_TEST
 
+/* Without a poll in between: a NIC whose other peers keep it busy finds no time to look. */
+START_TEST(a_ring_that_nobody_reads_any_more_fails_what_is_posted)
+{
+	bool allocated = _i != 0;
+	struct end end;
+	struct child child = child_start(opener, &allocated);
+
+	ck_ok(end_open(&end, child.socket, 4096, allocated, &err), err);
+	ck_ok(end.nic->transport->peer_connect(end.nic, end.peer, &end.other.address, &err), err);
+	for (uint32_t i = 0; i < IPC_RING_SLOTS; i++)
+		ck_assert_int_eq(end_post(&end, 0, 64, i), 1);
+	while (end.sent < IPC_RING_SLOTS)
+		end_poll(&end);
+	ck_assert_int_eq(end_post(&end, 0, 64, 0), 0);
+	child_kill(&child);
+	ck_assert_int_eq(end_post(&end, 0, 64, 0), 1);
+	end_poll(&end);
+	ck_assert_uint_eq(end.failed, 1);
+	ck_assert_int_eq(end.last_status, -ECONNRESET);
+	end_close(&end);
+}
+END_TEST
+
 /* The number of a process that came later, or of another one, with the same files open. */
 START_TEST(another_process_with_the_same_number_isnt_believed)
 {
@@ -433,6 +456,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, an_address_beyond_the_end_of_all_is_refused, 0, 2);
 	tcase_add_test(tests, a_receiver_that_polls_isnt_woken_and_one_that_blocks_is);
 	tcase_add_loop_test(tests, a_dead_peer_wakes_a_waiter_and_its_ops_fail_by_name, 0, 2);
+	tcase_add_loop_test(tests, a_ring_that_nobody_reads_any_more_fails_what_is_posted, 0, 2);
 	tcase_add_test(tests, another_process_with_the_same_number_isnt_believed);
 	tcase_add_test(tests, a_process_that_lets_nobody_in_is_named_with_a_remedy);
 	suite_add_tcase(all, tests);

@@ -161,6 +161,7 @@ int ipc_peer_connect(struct nic *nic, struct peer *peer, const struct address *a
 		     struct ws_error *err);
 int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
 void ipc_peer_end(struct ipc *ipc, struct peer *peer); /* for close; may take a second */
+bool ipc_peer_has_died(const struct peer *peer);       /* a system call */
 /* Ops to peer fail from now on. */
 void ipc_peer_lose(struct peer *peer, int status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -349,7 +349,7 @@ static bool elapsed(uint64_t since_ns, uint64_t ms)
 	return clock_ns() - since_ns >= ms * UINT64_C(1000000);
 }
 
-static bool has_died(struct peer *peer)
+bool ipc_peer_has_died(const struct peer *peer)
 {
 	struct pollfd fd = {.fd = peer->pid_fd, .events = POLLIN};
 
@@ -391,7 +391,7 @@ static void receiver_close(struct peer *peer)
 static int receiver_quiesce(struct peer *peer, bool abandon)
 {
 	/* After closed was said: the sender says busy, and then looks at closed. */
-	if (atomic_load(&peer->in_tail->busy) == RING_IDLE || has_died(peer))
+	if (atomic_load(&peer->in_tail->busy) == RING_IDLE || ipc_peer_has_died(peer))
 		return 0;
 	if (!abandon)
 		return -EAGAIN;

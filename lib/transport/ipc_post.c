@@ -109,7 +109,7 @@ static enum outcome bytes_write(struct peer *peer, const struct op *op, const st
 	return OP_SENT;
 }
 
-/* False: the ring is full, or (then the peer is lost) its reader's count makes no sense. */
+/* False: the ring is full, or (then the peer is lost) its reader has died, or counts nonsense. */
 static bool ring_has_room(struct peer *peer)
 {
 	uint32_t taken = atomic_load_explicit(&peer->out_head->taken, memory_order_acquire);
@@ -118,6 +118,9 @@ static bool ring_has_room(struct peer *peer)
 	if (filled > IPC_RING_SLOTS)
 		ipc_peer_lose(peer, -EPROTO, "the peer process %d has broken its ring",
 			      (int)peer->pid);
+	/* A NIC that others keep busy doesn't look for deaths. */
+	if (filled == IPC_RING_SLOTS && ipc_peer_has_died(peer))
+		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has died", (int)peer->pid);
 	return filled < IPC_RING_SLOTS;
 }
 
@@ -185,19 +188,18 @@ static void peer_wake(struct peer *peer)
 static enum outcome post_one(struct ipc *ipc, const struct op *op)
 {
 	struct peer *peer = op->peer;
-	struct failure failure = {.status = peer->lost, .reason = peer->reason};
+	struct failure failure;
 	enum outcome outcome = OP_FAILED;
 
 	assert(peer->connected && !peer->closing);
 	assert(op->bytes <= IPC_OP_BYTES_MAX);
 	if (ipc->done_count == IPC_OPS_MAX)
 		return OP_NOT_TAKEN;
-	if (peer->lost == 0 && !ring_has_room(peer) && peer->lost == 0)
-		return OP_NOT_TAKEN;
-	if (peer->lost == 0)
-		outcome = op_write(peer, op, &failure);
+	bool room = peer->lost == 0 && ring_has_room(peer);
+	if (peer->lost != 0)
+		failure = (struct failure){.status = peer->lost, .reason = peer->reason};
 	else
-		failure.status = peer->lost;
+		outcome = room ? op_write(peer, op, &failure) : OP_NOT_TAKEN;
 	if (outcome == OP_SENT)
 		peer_wake(peer);
 	if (outcome != OP_NOT_TAKEN)
