@@ -9,6 +9,7 @@
 #define PROBE_MEMORY_BYTES (4u << 20)
 #define PROBE_SIZE_COUNT   4
 #define PROBE_PINGS_MAX	   200
+#define PROBE_TEXT_BYTES   600
 
 /* A NIC as its rank tells it to the others. */
 struct probe_nic {
@@ -42,7 +43,7 @@ struct pair_result {
 };
 
 struct crowd_result {
-	uint64_t bytes, ns; /* that arrived, until the last had; 0: not measured */
+	uint64_t bytes, ns; /* what arrived, and how long the slowest rank took; 0: not measured */
 };
 
 /* One rail from this rank to another, and what hasn't ended on it. */
@@ -85,11 +86,26 @@ static inline struct wire *wire_at(const struct probe *probe, uint32_t other, ui
 	return &probe->wires[(size_t)other * NICS_MAX + rail];
 }
 
+/* ---- probe_join.c */
+/* A NIC that doesn't open or takes no memory is a finding, and the others are probed. */
+void probe_open_nics(struct probe *probe, struct doctor *doctor);
+/* One round of the meeting, with a deadline of its own. */
+int probe_share(struct probe *probe, const struct writer *mine, struct reader *parts,
+		struct ws_error *err);
+/* Everybody's NICs and findings; from here on findings are about all ranks. */
+int probe_hello(struct probe *probe, struct doctor *doctor, struct ws_error *err);
+/* Connects this rank's end of every rail; those that fail are bad pairs, and known to all. */
+int probe_join(struct probe *probe, struct doctor *doctor, struct ws_error *err);
+
 /* ---- probe_report.c: pure. */
 /* Which NICs of two ranks are joined: those of one transport, protocol and subnet, in order; where
  * a rail joins processes of one host, no other.  rails_out has room for NICS_MAX. */
 uint32_t probe_rails(const struct probe_rank *from, const struct probe_rank *to,
 		     struct rail *rails_out);
+/* A finding about a pair whose state is PAIR_BAD; the first few only.  code: of the error,
+ * positive; 0: it couldn't be connected at all. */
+void probe_say_bad(const struct probe *probe, struct doctor *doctor, uint32_t from, uint32_t to,
+		   uint32_t rail, uint32_t code, const char *text);
 /* Pairs that no rail joins, and pairs that are far slower than others of their transport. */
 void probe_judge_rails(const struct probe *probe, struct doctor *doctor);
 void probe_judge_speed(const struct probe *probe, struct doctor *doctor);
@@ -105,7 +121,7 @@ void wire_clear(struct wire *wire);
 int wire_answer(struct wire *wire, uint64_t seed, struct ws_error *err);
 
 /* Writes ops of 1 MiB over each wire and takes imm_count of them in, at any of the NICs;
- * *ns_out is when the last had come. */
+ * *ns_out is how long all of it took. */
 int wires_crowd(struct wire **wires, uint32_t wire_count, uint32_t ops_each, struct nic **nics,
 		uint32_t nic_count, uint64_t imm_count, uint64_t until_ns, uint64_t *ns_out,
 		struct ws_error *err);

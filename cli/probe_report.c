@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the probe's results mean, as findings, matrices and JSON.  Pure. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/probe_inside.h"
 
 #define MATRIX_RANKS_MAX 16
+#define BAD_TOLD_MAX	 8
 #define SLOW_SHARE	 3 /* below a third of the median */
 #define SLOW_COUNT_MIN	 4
 #define SLOW_TOLD_MAX	 4
@@ -53,6 +55,42 @@ const char *probe_pair_name(const struct probe *probe, uint32_t from, uint32_t t
 	snprintf(out, room, "rank %u (%.40s) to rank %u (%.40s), %s to %s", from, a->host, to,
 		 b->host, a->nics[pair->rail.from].name, b->nics[pair->rail.to].name);
 	return out;
+}
+
+static const char *fix_of(const struct probe *probe, uint32_t from, uint32_t to, uint32_t rail,
+			  uint32_t code)
+{
+	const struct probe_nic *nic =
+		&probe->ranks[from].nics[pair_at(probe, from, to, rail)->rail.from];
+	if (code == EBADMSG)
+		return "this is never right: update the NIC's firmware and driver, libfabric or "
+		       "rdma-core, or take another transport or provider";
+	if (strcmp(nic->transport, "verbs") == 0)
+		return "try `ping -I` and `ib_write_bw` between the two: both ports must be in one "
+		       "VLAN or fabric, with RoCE v2 GIDs of it, one MTU (switches too), and no "
+		       "firewall for UDP port 4791";
+	if (strcmp(nic->transport, "ipc") == 0)
+		return "containers of one host must share their PID namespace, and see the finding "
+		       "about cma; or give --transport fabric";
+	return "see that no firewall is between the two addresses (any TCP port is used), and that "
+	       "`ping` answers; --nics names others";
+}
+
+void probe_say_bad(const struct probe *probe, struct doctor *doctor, uint32_t from, uint32_t to,
+		   uint32_t rail, uint32_t code, const char *text)
+{
+	char name[300];
+	uint32_t bad = 0;
+	size_t total = (size_t)probe->world * probe->world * NICS_MAX;
+
+	for (size_t i = 0; i < total; i++)
+		bad += probe->pairs[i].state == PAIR_BAD;
+	if (bad > BAD_TOLD_MAX)
+		return;
+	doctor_say(doctor, HEALTH_PROBLEM, "probe", "weights can't travel this way",
+		   fix_of(probe, from, to, rail, code), "%s: %s%s",
+		   probe_pair_name(probe, from, to, rail, name, sizeof(name)), text,
+		   bad == BAD_TOLD_MAX ? " (others that failed are in the matrix only)" : "");
 }
 
 static void list_subnets(const struct probe_rank *rank, char *out, size_t room)
@@ -124,16 +162,17 @@ static void judge_transport(const struct probe *probe, struct doctor *doctor, co
 		if (pair->bytes_per_s * SLOW_SHARE >= median)
 			continue;
 		told++;
-		doctor_say(doctor, HEALTH_NOTE, "speed", "an update is as slow as its slowest pair",
-			   "look at that NIC's PCIe width and speed, its cable, its errors "
-			   "(`ethtool -S`), and who else uses it",
-			   "%s: %.2f GB/s, the median is %.2f%s",
-			   probe_pair_name(probe, (uint32_t)(both / probe->world),
-					   (uint32_t)(both % probe->world),
-					   (uint32_t)(indices[i] % NICS_MAX), name, sizeof(name)),
-			   (double)pair->bytes_per_s / 1e9, (double)median / 1e9,
-			   told == SLOW_TOLD_MAX && slow > told ? " (and others, see the matrix)"
-								: "");
+		doctor_say(
+			doctor, HEALTH_NOTE, "speed", "an update is as slow as its slowest pair",
+			"see who else uses that NIC or those cores, then the NIC's PCIe width, its "
+			"cable and its errors (`ethtool -S`)",
+			"%s: %.2f GB/s, the median is %.2f%s",
+			probe_pair_name(probe, (uint32_t)(both / probe->world),
+					(uint32_t)(both % probe->world),
+					(uint32_t)(indices[i] % NICS_MAX), name, sizeof(name)),
+			(double)pair->bytes_per_s / 1e9, (double)median / 1e9,
+			told == SLOW_TOLD_MAX && slow > told ? " (and others, see the matrix)"
+							     : "");
 	}
 }
 
@@ -235,8 +274,8 @@ static void put_crowds(const struct probe *probe, struct writer *out)
 	for (uint32_t i = 0; i < probe->world; i++)
 		write_format(out, "  %-7u %-24s %9.3g GB/s %9.3g GB/s\n", i, probe->ranks[i].host,
 			     crowd_speed(&probe->all[i]), crowd_speed(&probe->incast[i]));
-	write_format(out, "  all to all: what arrived at it while every rank wrote to every "
-			  "other; incast: while all others wrote to it alone\n");
+	write_format(out, "  all to all: what arrived there while every rank wrote to every other\n"
+			  "  incast: what arrived there while all others wrote to it alone\n");
 }
 
 static uint32_t rails_max(const struct probe *probe)
