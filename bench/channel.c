@@ -13,8 +13,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define TAG_ERROR  'x' /* a struct ws_error follows */
-#define HEAD_BYTES 5
+#define TAG_ERROR      'x' /* a struct ws_error follows */
+#define HEAD_BYTES     5
+#define CONNECT_MS_MAX 15000
 
 int channel_open(struct channel *channel, int fd, const char *name, struct ws_error *err)
 {
@@ -147,7 +148,9 @@ static int address_find(const char *where, struct addrinfo **found_out, struct w
 	return 0;
 }
 
-static int socket_make(const char *where, bool listens, int *fd_out, struct ws_error *err)
+/* One try; the kernel's errno in *error_out. */
+static int socket_make(const char *where, bool listens, int *fd_out, int *error_out,
+		       struct ws_error *err)
 {
 	struct addrinfo *found;
 	int one = 1, rc = address_find(where, &found, err);
@@ -160,11 +163,12 @@ static int socket_make(const char *where, bool listens, int *fd_out, struct ws_e
 	bool good = fd >= 0 && (listens ? bind(fd, found->ai_addr, found->ai_addrlen) == 0 &&
 						  listen(fd, 64) == 0
 					: connect(fd, found->ai_addr, found->ai_addrlen) == 0);
+	*error_out = good ? 0 : errno;
 	if (good)
 		*fd_out = fd;
 	else
 		rc = ws_fail(err, -ECONNRESET, "cannot %s '%s': %s",
-			     listens ? "listen at" : "connect to", where, strerror(errno));
+			     listens ? "listen at" : "connect to", where, strerror(*error_out));
 	if (!good && fd >= 0)
 		close(fd);
 	freeaddrinfo(found);
@@ -173,7 +177,8 @@ static int socket_make(const char *where, bool listens, int *fd_out, struct ws_e
 
 int channel_listen(const char *where, int *fd_out, struct ws_error *err)
 {
-	return socket_make(where, true, fd_out, err);
+	int error;
+	return socket_make(where, true, fd_out, &error, err);
 }
 
 int channel_accept(int listener, uint32_t wait_ms, int *fd_out, struct ws_error *err)
@@ -187,7 +192,16 @@ int channel_accept(int listener, uint32_t wait_ms, int *fd_out, struct ws_error 
 	return 0;
 }
 
+/* The other host's half may be started a moment later. */
 int channel_connect(const char *where, int *fd_out, struct ws_error *err)
 {
-	return socket_make(where, false, fd_out, err);
+	uint64_t deadline = deadline_in_ms(CONNECT_MS_MAX);
+	int error = ECONNREFUSED, rc = -1;
+	while (rc != 0 && error == ECONNREFUSED && clock_ns() < deadline) {
+		error = 0;
+		rc = socket_make(where, false, fd_out, &error, err);
+		if (rc != 0)
+			sleep_ns(50000000);
+	}
+	return rc;
 }

@@ -118,12 +118,28 @@ static int tool_spawn(struct tool *tool, char *const *arguments, struct ws_error
 	return 0;
 }
 
+static uint32_t tool_count(const struct contest *contest)
+{
+	return contest->latency ? 1 : contest->nics.count;
+}
+
+/* A receiver answers over the NIC that is called as the sender's is, else over that in its place.
+ */
+static const char *tool_nic(const struct end *end, uint32_t nic)
+{
+	const char *wanted = end->contest->nics.names[nic];
+	for (uint32_t i = 0; i < end->nics->count; i++)
+		if (strcmp(end->nics->names[i], wanted) == 0)
+			return wanted;
+	return end->nics->names[MIN(nic, end->nics->count - 1)];
+}
+
 static int tool_start(struct tools *tools, uint32_t nic, struct ws_error *err)
 {
 	const struct end *end = tools->end;
 	const struct contest *contest = end->contest;
 	char device[NIC_NAME_MAX], port[16], bytes[24], count[16], depth[16], tcp[16];
-	snprintf(device, sizeof(device), "%s", end->nics->names[nic]);
+	snprintf(device, sizeof(device), "%s", tool_nic(end, nic));
 	char *slash = strchr(device, '/');
 	snprintf(port, sizeof(port), "%.8s", slash != NULL ? slash + 1 : "1");
 	if (slash != NULL)
@@ -180,7 +196,8 @@ static int tools_arm(void *state, struct ws_error *err)
 {
 	struct tools *tools = state;
 	int rc = 0;
-	for (uint32_t i = 0; tools->end->receives && rc == 0 && i < tools->end->nics->count; i++) {
+	for (uint32_t i = 0; tools->end->receives && rc == 0 && i < tool_count(tools->end->contest);
+	     i++) {
 		uint64_t deadline = deadline_in_ms(START_MS_MAX);
 		rc = tool_start(tools, i, err);
 		while (rc == 0 && !listens(PORT_FIRST + i)) {
@@ -251,7 +268,7 @@ static int tools_run(void *state, struct outcome *outcome, struct ws_error *err)
 {
 	struct tools *tools = state;
 	const struct contest *contest = tools->end->contest;
-	uint32_t nics = contest->latency ? 1 : tools->end->nics->count;
+	uint32_t nics = tool_count(contest);
 	char text[OUTPUT_MAX];
 	double gbits = 0, values[16];
 	int rc = 0;

@@ -23,6 +23,13 @@
 #define WINDOW_BYTES	   (64u << 20) /* memory at each end; the ops go around it */
 #define RUN_MS_MAX	   60000
 
+/* Of one host; the other end of a contest may have others. */
+struct bench_nics {
+	char transport[16], provider[64];
+	char names[NICS_MAX][NIC_NAME_MAX]; /* whole devices */
+	uint32_t count;
+};
+
 /* One row of the report.  Goes to every worker as it is: all are of the same version. */
 struct contest {
 	char what[16]; /* "stream" */
@@ -34,14 +41,8 @@ struct contest {
 	uint32_t op_count; /* from each sender to each receiver */
 	uint32_t depth;	   /* ops in flight */
 	enum bench_memory memory;
-	char host[64]; /* of the receivers, where it is another; else empty */
-};
-
-/* What a process contributes by itself. */
-struct bench_nics {
-	char transport[16], provider[64];
-	char names[NICS_MAX][NIC_NAME_MAX]; /* whole devices */
-	uint32_t count;
+	char host[64];		/* of the receivers, where it is another; else empty */
+	struct bench_nics nics; /* of the senders */
 };
 
 /* One process's part in a contest. */
@@ -63,8 +64,8 @@ static inline uint32_t end_peer_count(const struct end *end)
  * a part of its own of the receiver's window. */
 static inline uint64_t contest_window(const struct contest *contest)
 {
-	uint64_t ops = MAX(WINDOW_BYTES / contest->op_bytes, 2);
-	return contest->op_bytes * align_up(MAX(ops, 2 * contest->senders), 2);
+	uint64_t ops = MIN(WINDOW_BYTES / contest->op_bytes, contest->op_count);
+	return contest->op_bytes * MAX(ops, 2 * contest->senders);
 }
 
 static inline uint64_t contest_local(const struct contest *contest, uint64_t i)

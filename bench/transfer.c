@@ -146,14 +146,16 @@ static void contenders_put(const struct bench_options *options, struct contest *
 		contender_put(contest, contest->latency ? "ib_write_lat" : "ib_write_bw");
 }
 
-static struct contest contest_make(const struct bench_options *options, const struct row *row)
+static struct contest contest_make(const struct bench_options *options,
+				   const struct bench_nics *nics, const struct row *row)
 {
 	struct contest contest = {.senders = row->senders,
 				  .receivers = row->receivers,
 				  .latency = strcmp(row->what, "latency") == 0,
 				  .op_bytes = options->op_bytes != 0 ? options->op_bytes
 								     : row->op_bytes,
-				  .depth = options->depth};
+				  .depth = options->depth,
+				  .nics = *nics};
 	snprintf(contest.what, sizeof(contest.what), "%s", row->what);
 	if (strcmp(row->what, "mesh") == 0) {
 		contest.senders = options->senders;
@@ -194,7 +196,7 @@ static int rows_run(const struct bench_options *options, const struct bench_nics
 		if (again || (options->what != NULL && strcmp(options->what, rows[i].what) != 0))
 			continue;
 		last = rows[i].what;
-		struct contest contest = contest_make(options, &rows[i]);
+		struct contest contest = contest_make(options, nics, &rows[i]);
 		memset(score, 0, sizeof(*score));
 		score->round_count = options->rounds;
 		rc = transfer_run(&contest, nics, options->peer, score, err);

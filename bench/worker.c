@@ -53,8 +53,12 @@ static int setup_take(struct worker *worker, struct ws_error *err)
 	if (contest->contender_count == 0 || contest->contender_count > CONTENDERS_MAX ||
 	    contest->senders - 1 >= WORKERS_MAX || contest->receivers - 1 >= WORKERS_MAX ||
 	    setup->index >= WORKERS_MAX || contest->op_bytes - 1 >= UINT32_MAX ||
-	    contest->op_count == 0 || contest->op_count > 1u << 24)
+	    contest->op_count == 0 || contest->op_count > 1u << 24 || contest->memory > MEMORY_2M ||
+	    contest->nics.count > NICS_MAX)
 		return ws_fail(err, -EPROTO, "the other end asks for what can't be");
+	contest->host[sizeof(contest->host) - 1] = 0;
+	for (uint32_t i = 0; i < NICS_MAX; i++)
+		contest->nics.names[i][NIC_NAME_MAX - 1] = 0;
 	for (uint32_t i = 0; i < contest->contender_count; i++) {
 		contest->contenders[i][CONTENDER_NAME_MAX - 1] = 0;
 		worker->contenders[i] = contender_find(contest->contenders[i]);

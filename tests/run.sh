@@ -130,7 +130,7 @@ check() {
 	part "unit, contract, engine, planner, sides (gcc)" programs build
 	part "updates: layout pairs over tcp, every byte" scripts build updates
 	part "faults: what dies and what is bad" scripts build faults
-	part "the command line, examples, memory, the reference safetensors" scripts build cli doctor topology examples dump memory \
+	part "the command line, examples, memory, the reference safetensors" scripts build cli doctor topology examples bench dump memory \
 		bad_manifests import safetensors_reference
 	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined

@@ -1,0 +1,61 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# bench transfer: every row over every transport that a machine without a NIC has, also between two
+# processes that meet by --listen and --peer; figures are looked at for being there, not for being good.
+. "$(dirname "$0")/lib.sh"
+cd "$work" || exit 1
+
+# rows WHAT-IS-EXPECTED: the JSON lines of `log`, one per row.
+rows() {
+	python3 - "$@" <<'P'
+import json, sys
+want = int(sys.argv[1])
+rows = [json.loads(line) for line in open("log")]
+assert len(rows) == want, f"{len(rows)} rows, not {want}"
+for row in rows:
+    assert abs(sum(nic["share"] for nic in row["nics"]) - 1) < 0.01, row
+    assert row["page_bytes"] in (4096, 16384, 65536, 2 << 20), row
+    for side in [row] + row["baselines"]:
+        key = "p50_us" if row["what"] == "latency" else "gbytes_per_s"
+        assert 0 < side[key + "_min"] <= side[key] <= side[key + "_max"], side
+        assert row["what"] != "latency" or side["p50_us"] <= side["p99_us"], side
+    for side in row["baselines"]:
+        assert 0 < side["ratio_min"] <= side["ratio"] <= side["ratio_max"], side
+print(" ".join(sorted({side["name"] for row in rows for side in row["baselines"]})))
+P
+}
+
+# bench NAME ROWS BASELINES OPTIONS..
+bench() {
+	name=$1 count=$2 against=$3
+	shift 3
+	if ! timeout -k 5 100 "$ws" bench transfer --json "$@" >log 2>err; then
+		failed "$name" "it failed" err
+	elif ! said=$(rows "$count" 2>&1); then
+		failed "$name" "$said" log
+	elif [ "$said" != "$against" ]; then
+		failed "$name" "against '$said', not '$against'" log
+	else
+		passed "$name"
+	fi
+}
+
+bench "bench over loop: all rows, against memcpy" 9 memcpy --transport loop --bytes 256K
+bench "bench over ipc: a row, against memcpy and libfabric's shm" 1 "fi_writemsg shm memcpy" --transport ipc --what stream --bytes 8M
+bench "bench over ipc: process_vm_writev on huge pages" 1 "fi_writemsg shm memcpy" --transport ipc --what stream --bytes 8M --memory 2m
+bench "bench over tcp: latency, against bare fi_writemsg" 2 fi_writemsg --what latency --bytes 64K
+bench "bench over tcp: mesh over two NICs, 3 senders and 1 receiver" 1 fi_writemsg --what mesh --senders 3 --receivers 1 \
+	--nics 127.0.0.1,127.0.0.2 --bytes 4M --op-bytes 64K
+
+port=$((20000 + $$ % 10000))
+timeout -k 5 60 "$ws" bench transfer --listen 127.0.0.1:$port --nics 127.0.0.2 >other 2>&1 &
+bench "bench between two hosts: --listen and --peer" 1 fi_writemsg --peer 127.0.0.1:$port --what stream --bytes 4M
+wait $! && passed "the listener ends with its client" || failed "the listener ends with its client" "it didn't" other
+
+"$ws" bench transfer --transport ipc --what stream --bytes 8M >log 2>err && grep -q '^stream 1x1 1 MiB .*memcpy .* ([0-9.]* to [0-9.]*)$' log &&
+	passed "a table for people" || failed "a table for people" "no row" log
+for bad in "--what nothing" "--transport pigeon" "--rounds 3" "--memory 3k" "--op-bytes 8"; do
+	# shellcheck disable=SC2086
+	"$ws" bench transfer $bad >log 2>err && failed "bench transfer $bad" "was taken" || passed "bench transfer $bad is refused"
+done
+exit "$failures"
