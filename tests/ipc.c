@@ -314,6 +314,62 @@ START_TEST(a_receiver_that_polls_isnt_woken_and_one_that_blocks_is)
 }
 END_TEST
 
+#define ROUNDS 1000
+
+/* Polls, and blocks where nothing came, until so many immediates are here; false: 5 s asleep. */
+static bool block_for(struct end *end, uint64_t imms)
+{
+	while (end->imms < imms) {
+		struct pollfd wait = {.fd = end->nic->wait_fd, .events = POLLIN};
+		if (end_poll(end) == 0 && poll(&wait, 1, 5000) == 0)
+			return false;
+	}
+	return true;
+}
+
+static void burst(struct end *end, uint32_t count)
+{
+	for (uint32_t i = 0; i < count;)
+		i += (uint32_t)end_post(end, 0, 64, i);
+}
+
+/* Answers each burst, whose length both know, by one immediate. */
+static void answerer(int socket, const void *arg)
+{
+	uint64_t imms = 0;
+	struct end end;
+
+	(void)arg;
+	MUST(end_open(&end, socket, 4096, true, &err) == 0);
+	MUST(end_connect(&end, socket, &err) == 0);
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		imms += 1 + i % 7;
+		MUST(block_for(&end, imms));
+		burst(&end, 1);
+	}
+	MUST(block_for(&end, imms + 1));
+}
+
+START_TEST(no_immediate_is_slept_over_between_two_processes)
+{
+	struct end end;
+	struct child child = child_start(answerer, NULL);
+
+	ck_ok(end_open(&end, child.socket, 4096, true, &err), err);
+	ck_ok(end_connect(&end, child.socket, &err), err);
+	for (uint32_t i = 0; i < ROUNDS; i++) {
+		/* At any moment of the other's way into sleep. */
+		for (uint64_t until = clock_ns() + mix64(i) % 30000; clock_ns() < until;)
+			;
+		burst(&end, 1 + i % 7);
+		ck_assert_msg(block_for(&end, i + 1), "asleep in round %u", i);
+	}
+	burst(&end, 1);
+	ck_assert_int_eq(child_wait(&child), 0);
+	end_close(&end);
+}
+END_TEST
+
 /* ---------------------------------------------------------------- who is who */
 
 static void opener(int socket, const void *arg)
@@ -455,6 +511,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, an_entry_that_keeps_changing_holds_the_sender_up, 0, 2);
 	tcase_add_loop_test(tests, an_address_beyond_the_end_of_all_is_refused, 0, 2);
 	tcase_add_test(tests, a_receiver_that_polls_isnt_woken_and_one_that_blocks_is);
+	tcase_add_test(tests, no_immediate_is_slept_over_between_two_processes);
 	tcase_add_loop_test(tests, a_dead_peer_wakes_a_waiter_and_its_ops_fail_by_name, 0, 2);
 	tcase_add_loop_test(tests, a_ring_that_nobody_reads_any_more_fails_what_is_posted, 0, 2);
 	tcase_add_test(tests, another_process_with_the_same_number_isnt_believed);

@@ -375,7 +375,7 @@ static int ring_take(struct ipc *ipc, struct peer *peer, struct event *events_ou
 			.peer = peer,
 		};
 	}
-	atomic_store_explicit(&peer->in_head->taken, peer->taken, memory_order_release);
+	atomic_store(&peer->in_head->taken, peer->taken);
 	return taken;
 }
 

@@ -109,6 +109,8 @@ struct peer {
 	const struct ring_head *out_head; /* owned mapping of both parts */
 	struct ring_tail *out_tail;
 	uint32_t put;
+	bool told; /* to wake, when it had taken so many */
+	uint32_t told_taken;
 	uint64_t gate_there;
 	int call_error;	    /* why process_vm_writev isn't allowed; 0: it is */
 	struct view *views; /* owned; IPC_REGIONS_MAX */

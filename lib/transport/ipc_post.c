@@ -175,14 +175,21 @@ static enum outcome op_write(struct peer *peer, const struct op *op, struct fail
 	return outcome;
 }
 
-/* Only a receiver that may block is told: one that polls finds the immediate by itself. */
+/*
+ * Only a receiver that may block is told: one that polls finds the immediate by itself.  And once:
+ * before it blocks again it looks at every ring, and takes what I have put there since.
+ */
 static void peer_wake(struct peer *peer)
 {
-	if (atomic_load(&peer->door->asleep) != 0) {
-		/* A full pipe wakes as well. */
-		ssize_t written = write(peer->wake_fd, "", 1);
-		(void)written;
-	}
+	if (atomic_load(&peer->door->asleep) == 0)
+		return;
+	uint32_t taken = atomic_load(&peer->out_head->taken);
+	if (peer->told && peer->told_taken == taken)
+		return;
+	ssize_t written = write(peer->wake_fd, "", 1);
+	(void)written; /* a full pipe wakes as well */
+	peer->told = true;
+	peer->told_taken = taken;
 }
 
 static enum outcome post_one(struct ipc *ipc, const struct op *op)
