@@ -107,17 +107,16 @@ void meeting_close(struct meeting *meeting)
 
 /* ------------------------------------------------------------------------- rank 0 */
 
-static void send_to(struct meeting *meeting, uint32_t rank, uint16_t kind, uint64_t round,
+static void send_to(struct meeting *meeting, uint64_t route, uint16_t kind, uint64_t round,
 		    const void *body, size_t bytes)
 {
 	const struct frame frame = {.kind = kind,
-				    .member = rank,
 				    .incarnation = round,
 				    .body = body,
 				    .body_bytes = (uint32_t)bytes,
-				    .route = meeting->routes[rank]};
+				    .route = route};
 	/* What gets lost is asked for again. */
-	if (meeting->routes[rank] != 0)
+	if (route != 0)
 		link_send(meeting->link, &frame, NULL);
 }
 
@@ -136,8 +135,8 @@ static int take_part(struct meeting *meeting, const struct frame *frame, struct 
 			       world, meeting->world);
 	meeting->routes[rank] = frame->route;
 	if (frame->incarnation + 1 == meeting->round)
-		send_to(meeting, rank, FRAME_ANSWER, frame->incarnation, meeting->answer.bytes,
-			meeting->answer.count);
+		send_to(meeting, frame->route, FRAME_ANSWER, frame->incarnation,
+			meeting->answer.bytes, meeting->answer.count);
 	if (frame->incarnation != meeting->round || meeting->here[rank])
 		return 0;
 	writer_reset(&meeting->parts[rank]);
@@ -183,6 +182,9 @@ static int gather(struct meeting *meeting, uint64_t until_ns, struct ws_error *e
 		switch (link_receive(meeting->link, &frame, err)) {
 		case LINK_FRAME:
 			rc = take_part(meeting, &frame, err);
+			if (rc != 0)
+				send_to(meeting, frame.route, FRAME_GIVEN_UP, meeting->round,
+					err->text, strlen(err->text));
 			break;
 		case LINK_NOTHING:
 			link_wait(meeting->link, -1, MIN(until_ns, clock_ns() + LOOK_NS));
@@ -206,8 +208,8 @@ static int middle_share(struct meeting *meeting, const struct writer *mine, uint
 	int rc = gather(meeting, until_ns, err);
 	if (rc != 0) {
 		for (uint32_t i = 1; i < meeting->world; i++)
-			send_to(meeting, i, FRAME_GIVEN_UP, meeting->round, err->text,
-				strlen(err->text));
+			send_to(meeting, meeting->routes[i], FRAME_GIVEN_UP, meeting->round,
+				err->text, strlen(err->text));
 		return rc;
 	}
 	writer_reset(&meeting->answer);
@@ -220,8 +222,8 @@ static int middle_share(struct meeting *meeting, const struct writer *mine, uint
 		return ws_fail(err, -ENOSPC, "what %u ranks say is over %u bytes", meeting->world,
 			       LINK_BODY_BYTES_MAX);
 	for (uint32_t i = 1; i < meeting->world; i++)
-		send_to(meeting, i, FRAME_ANSWER, meeting->round, meeting->answer.bytes,
-			meeting->answer.count);
+		send_to(meeting, meeting->routes[i], FRAME_ANSWER, meeting->round,
+			meeting->answer.bytes, meeting->answer.count);
 	return 0;
 }
 

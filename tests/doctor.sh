@@ -172,7 +172,7 @@ probe 3 "--nics 127.0.0.1" 1
 
 # Two hosts, as it were; one of them is broken by a rule.
 "$ws" keygen -o key
-port=$((20000 + $$ % 20000))
+port=$((20000 + $$ % 12000))
 broken() {
 	name=$1 rule=$2 pattern=$3 port=$((port + 1))
 	timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --transport fault --deadline 2s \
