@@ -86,6 +86,27 @@ static int fabric_list(struct arena *arena, const char *provider, struct nic_inf
 	return rc;
 }
 
+/* The slaves of a bond may be RDMA devices each, all with the bond's address. */
+static int verbs_list(struct arena *arena, struct nic_info **infos_out, uint32_t *count_out,
+		      struct ws_error *err)
+{
+	char why[NIC_TROUBLE_MAX];
+	int rc = verbs_offers(arena, infos_out, count_out, err);
+
+	for (uint32_t i = 0; rc == 0 && i < *count_out; i++) {
+		struct nic_info *info = &(*infos_out)[i];
+		for (uint32_t k = 0; k < i && info->netdev[0] != 0; k++) {
+			const struct nic_info *first = &(*infos_out)[k];
+			if (first->skipped[0] != 0 || strcmp(first->netdev, info->netdev) != 0)
+				continue;
+			snprintf(why, sizeof(why), "its address is that of %.90s, over %s",
+				 first->device, info->netdev);
+			skip(info, why);
+		}
+	}
+	return rc;
+}
+
 static int ipc_list(struct arena *arena, struct nic_info **infos_out, uint32_t *count_out,
 		    struct ws_error *err)
 {
@@ -106,7 +127,7 @@ int nics_list(struct arena *arena, const char *transport, const char *provider,
 	if (transport_find(transport) == NULL)
 		return ws_fail(err, -ENODEV, "no transport is named '%s'", transport);
 	if (strcmp(transport, "verbs") == 0)
-		return verbs_offers(arena, infos_out, count_out, err);
+		return verbs_list(arena, infos_out, count_out, err);
 	if (strcmp(transport, "ipc") == 0)
 		return ipc_list(arena, infos_out, count_out, err);
 	if (strcmp(transport, "fabric") == 0)
