@@ -153,7 +153,7 @@ static int nics_put(struct host_view *view, struct writer *out, struct ws_error 
 	const char *used = view->gpu < 0 ? "used for host memory"
 					 : arena_text(arena, "used for GPU %d", view->gpu);
 	struct table table = {.titles = {"transport", "device", "interface", "PCI", "NUMA",
-					 "driver", "subnet", "Mb/s", "MTU", "GPUs", cell(used)}};
+					 "subnet", "Mb/s", "MTU", "GPUs", cell(used)}};
 
 	int rc = table_make(&table, arena, view->count, err);
 	for (uint32_t i = 0; rc == 0 && i < view->count; i++) {
@@ -164,7 +164,6 @@ static int nics_put(struct host_view *view, struct writer *out, struct ws_error 
 			info->netdev,
 			info->pci,
 			numa_text(arena, info->numa),
-			info->driver,
 			info->subnet,
 			number_text(arena, info->mbps),
 			number_text(arena, info->mtu),

@@ -26,8 +26,7 @@ START_TEST(eight_gpus_and_eight_nics_pair_up)
 	ck_assert_str_eq(info_find(&saved, "mlx5_2/1")->pci, "0000:14:00.0");
 	expect_reason(&saved, "mlx5_3/1", "serves GPU 3, not GPU 2");
 	expect_reason(&saved, "mlx5_7/1", "serves GPU 7, not GPU 2");
-	expect_reason(&saved, "mlx5_8/1",
-		      "mlx5_2/1 is nearer to GPU 2 (same switch, not same NUMA node)");
+	expect_reason(&saved, "mlx5_8/1", "mlx5_2/1 is nearer to GPU 2 (same switch)");
 	expect_reason(&saved, "mlx5_9/1", "port 1 is down");
 	saved_release(&saved);
 }

@@ -238,9 +238,8 @@ static void gpu_skip(const struct matrix *matrix, uint32_t gpu, struct nic_info 
 			if ((infos[i].gpus >> gpu & 1) != 0 &&
 			    (chosen == NULL || comes_before(&infos[i], chosen)))
 				chosen = &infos[i];
-		snprintf(info->skipped, sizeof(info->skipped),
-			 "%.48s is nearer to GPU %u (%s, not %s)", chosen->device, gpu,
-			 distance_name(distance_of(matrix->nearest[gpu])), distance_name(distance));
+		snprintf(info->skipped, sizeof(info->skipped), "%.64s is nearer to GPU %u (%s)",
+			 chosen->device, gpu, distance_name(distance_of(matrix->nearest[gpu])));
 	}
 }
 
