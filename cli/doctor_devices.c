@@ -26,28 +26,36 @@ uint32_t host_rdma_count(struct doctor *doctor)
 	return host_list(doctor, "/sys/class/infiniband", "", &names);
 }
 
-/* "mlx5_0 (mlx5_core, firmware 28.39.1002), rxe1 (over eth0)" */
+/* "mlx5_core 24.10-1.1.4, firmware 28.39.1002", or "over eth0" of a software device. */
+static void put_driver(struct doctor *doctor, const char *device, struct writer *text)
+{
+	char path[400];
+
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%.100s/device/driver", device);
+	const char *driver = host_link_name(doctor, path);
+	const char *parent = read_below(doctor, "/sys/class/infiniband", device, "parent");
+	const char *firmware = read_below(doctor, "/sys/class/infiniband", device, "fw_ver");
+	if (driver == NULL && parent != NULL)
+		write_format(text, "over %s", parent);
+	else
+		write_format(text, "%s", driver != NULL ? driver : "driver unknown");
+	/* The kernel's own drivers have no version but the kernel's. */
+	const char *version =
+		driver != NULL ? read_below(doctor, "/sys/module", driver, "version") : NULL;
+	if (version != NULL)
+		write_format(text, " %s", version);
+	if (firmware != NULL && firmware[0] != '\0')
+		write_format(text, ", firmware %s", firmware);
+}
+
 static void rdma_text(struct doctor *doctor, const char *const *names, uint32_t count, char *out,
 		      size_t room)
 {
 	struct writer text = writer_fixed(out, room - 1);
 
 	for (uint32_t i = 0; i < count; i++) {
-		char path[400];
-		snprintf(path, sizeof(path), "/sys/class/infiniband/%.100s/device/driver",
-			 names[i]);
-		const char *driver = host_link_name(doctor, path);
-		const char *firmware =
-			read_below(doctor, "/sys/class/infiniband", names[i], "fw_ver");
-		write_format(&text, "%s%s", i > 0 ? ", " : "", names[i]);
-		const char *parent =
-			read_below(doctor, "/sys/class/infiniband", names[i], "parent");
-		if (driver == NULL && parent != NULL)
-			write_format(&text, " (over %s", parent);
-		else
-			write_format(&text, " (%s", driver != NULL ? driver : "driver unknown");
-		if (firmware != NULL && firmware[0] != '\0')
-			write_format(&text, ", firmware %s", firmware);
+		write_format(&text, "%s%s (", i > 0 ? ", " : "", names[i]);
+		put_driver(doctor, names[i], &text);
 		write_format(&text, ")");
 	}
 	out[text.count] = '\0';

@@ -128,18 +128,25 @@ static int step(struct probe *probe, struct doctor *doctor, uint32_t from, uint3
 
 static int probe_pairs(struct probe *probe, struct doctor *doctor, struct ws_error *err)
 {
+	struct progress_line line;
 	uint32_t tried = 0;
 	int rc = 0;
 
+	progress_line_start(&line);
 	for (uint32_t from = 0; rc == 0 && from < probe->world; from++)
 		for (uint32_t to = 0; rc == 0 && to < probe->world; to++)
 			for (uint32_t rail = 0; rc == 0 && rail < NICS_MAX; rail++) {
 				const struct pair_result *pair = pair_at(probe, from, to, rail);
 				if (!pair->joined || pair->state == PAIR_BAD)
 					continue;
+				if (probe->rank == 0)
+					progress_line_say(&line,
+							  "rank %u to rank %u of %u, rail %u", from,
+							  to, probe->world, rail);
 				rc = step(probe, doctor, from, to, rail, err);
 				tried += pair->state == PAIR_GOOD;
 			}
+	progress_line_end(&line);
 	if (rc == 0 && tried > 0)
 		doctor_say(doctor, HEALTH_OK, "probe", "", "",
 			   "%u pairs: writes of 8 B to 1 MiB arrived whole, with 32 bits of "

@@ -57,6 +57,7 @@ host server
 rdma server mlx5_0 mlx5_core 28.39.1002 0
 rdma server mlx5_1 mlx5_core 28.39.1002 1
 put server /proc/driver/nvidia/version 'NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build'
+put server /sys/module/mlx5_core/version 24.10-1.1.4
 put server /sys/module/nvidia_peermem/version 570.86.15
 for gpu in 0 1 2 3 4 5 6 7; do put server "/dev/nvidia$gpu" ''; done
 
