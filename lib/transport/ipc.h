@@ -70,12 +70,12 @@ struct ring_head { /* the receiver writes it */
 	_Atomic uint32_t taken;	 /* immediates; counts up and wraps */
 };
 
+/* It isn't writing; by stores into what it has mapped; by process_vm_writev. */
 enum ring_busy { RING_IDLE = 0, RING_STORING, RING_CALLING };
 
-struct ring_tail {	       /* the sender writes it */
-	_Atomic uint32_t put;  /* immediates; counts up and wraps */
-	_Atomic uint32_t busy; /* enum ring_busy: it may be in the middle of the write below, by */
-			       /* stores into a mapping or by a system call */
+struct ring_tail {		    /* the sender writes it */
+	_Atomic uint32_t put;	    /* immediates; counts up and wraps */
+	_Atomic uint32_t busy;	    /* enum ring_busy: in the middle of the write below, perhaps */
 	_Atomic uint64_t at, bytes; /* address in the receiver */
 	_Atomic uint32_t imms[IPC_RING_SLOTS];
 };
@@ -95,7 +95,7 @@ struct view {
 
 struct peer {
 	/* I receive */
-	int ring_fd;		   /* owned; until the peer has mapped it */
+	int ring_fd;		   /* owned; for the peer to open */
 	struct ring_head *in_head; /* owned mapping of both parts */
 	struct ring_tail *in_tail;
 	uint32_t taken; /* my own; what stands in the ring is for the sender */
@@ -179,7 +179,7 @@ int shared_check(int fd, uint64_t bytes);
 bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key,
 		 bool *again_out, const char **reason_out);
 void shared_view_close(struct view *view);
-/* True if no thread of the process has run for a moment between two looks: all are stopped. */
+/* True if each thread of the process was seen stopped, or has ended. */
 bool shared_process_stopped(pid_t pid);
 
 #endif

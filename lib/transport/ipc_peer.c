@@ -212,64 +212,55 @@ static int address_read(const struct nic *nic, const struct address *address, st
 
 /* Maps a file of the peer's to read, if it is the one that has the secret. */
 static int file_believe(const struct remote *remote, uint32_t fd, size_t bytes,
-			const struct secret *secret, int *fd_out, void **map_out,
-			struct ws_error *err)
+			const struct secret *secret, void **map_out, struct ws_error *err)
 {
 	int opened = shared_open(remote->pid, fd);
+	void *map = MAP_FAILED;
 
 	if (opened < 0)
 		return ws_fail(err, -ENOTSUP,
 			       "cannot open a file of process %d: %s; ipc needs ranks of the same "
 			       "user and process namespace that didn't make themselves undumpable",
 			       (int)remote->pid, strerror(-opened));
-	void *map = MAP_FAILED;
 	if (shared_check(opened, bytes) == 0)
 		map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, opened, 0);
-	if (map == MAP_FAILED || memcmp(map, secret, sizeof(*secret)) != 0) {
-		if (map != MAP_FAILED)
-			munmap(map, bytes);
-		close(opened);
-		return ws_fail(err, -ECONNRESET,
-			       "process %d isn't the one that made this address; it has ended, or "
-			       "runs on another host with the same boot id",
-			       (int)remote->pid);
+	close(opened);
+	if (map != MAP_FAILED && memcmp(map, secret, sizeof(*secret)) == 0) {
+		*map_out = map;
+		return 0;
 	}
-	*fd_out = opened;
-	*map_out = map;
-	return 0;
+	if (map != MAP_FAILED)
+		munmap(map, bytes);
+	return ws_fail(err, -ECONNRESET,
+		       "process %d isn't the one that made this address; it has ended, or runs on "
+		       "another host with the same boot id",
+		       (int)remote->pid);
 }
 
-static int door_open(struct peer *peer, const struct remote *remote, struct ws_error *err)
+/* The peer's door and its ring, the receiver's part of which stays read-only here. */
+static int files_open(struct peer *peer, const struct remote *remote, struct ws_error *err)
 {
-	void *map;
-	int fd;
+	void *door, *ring;
 
 	int rc = file_believe(remote, remote->door_fd, sizeof(struct door), &remote->door_secret,
-			      &fd, &map, err);
+			      &door, err);
 	if (rc != 0)
 		return rc;
-	close(fd);
-	peer->door = map;
-	return 0;
-}
-
-/* The receiver's part of its ring is mapped read-only here. */
-static int ring_open(struct peer *peer, const struct remote *remote, struct ws_error *err)
-{
-	void *map;
-	int fd;
-
-	int rc = file_believe(remote, remote->ring_fd, IPC_RING_BYTES, &remote->ring_secret, &fd,
-			      &map, err);
+	peer->door = door;
+	rc = file_believe(remote, remote->ring_fd, IPC_RING_BYTES, &remote->ring_secret, &ring,
+			  err);
 	if (rc != 0)
 		return rc;
-	peer->out_head = map;
-	peer->out_tail = (struct ring_tail *)((uint8_t *)map + IPC_PART_BYTES);
+	peer->out_head = ring;
+	peer->out_tail = (struct ring_tail *)((uint8_t *)ring + IPC_PART_BYTES);
 	if (mprotect(peer->out_tail, IPC_PART_BYTES, PROT_READ | PROT_WRITE) != 0)
-		rc = ws_fail(err, -ENOMEM, "cannot map the ring of process %d: %s",
-			     (int)remote->pid, strerror(errno));
-	close(fd);
-	return rc;
+		return ws_fail(err, -ENOMEM, "cannot map the ring of process %d: %s",
+			       (int)remote->pid, strerror(errno));
+	peer->wake_fd = shared_open(remote->pid, remote->wake_fd);
+	if (peer->wake_fd < 0)
+		return ws_fail(err, -ENOSPC, "cannot open the pipe of process %d: %s",
+			       (int)remote->pid, strerror(-peer->wake_fd));
+	return 0;
 }
 
 /* Whether memory that isn't a file's can be written: tried on the gate, which is there for that. */
@@ -323,15 +314,7 @@ int ipc_peer_connect(struct nic *nic, struct peer *peer, const struct address *a
 	if (peer->pid_fd < 0)
 		return ws_fail(err, errno == EMFILE ? -ENOSPC : -ECONNRESET,
 			       "cannot watch process %d: %s", (int)remote.pid, strerror(errno));
-	rc = door_open(peer, &remote, err);
-	if (rc == 0)
-		rc = ring_open(peer, &remote, err);
-	if (rc == 0) {
-		peer->wake_fd = shared_open(remote.pid, remote.wake_fd);
-		if (peer->wake_fd < 0)
-			rc = ws_fail(err, -ENOSPC, "cannot open the pipe of process %d: %s",
-				     (int)remote.pid, strerror(-peer->wake_fd));
-	}
+	rc = files_open(peer, &remote, err);
 	if (rc == 0)
 		rc = call_try(peer, &remote, err);
 	if (rc == 0)

@@ -33,6 +33,16 @@ static void report(struct ipc *ipc, const struct op *op, const struct failure *f
 	op->peer->unreported++;
 }
 
+static struct failure failure_of(const struct peer *peer)
+{
+	return (struct failure){.status = peer->lost, .reason = peer->reason};
+}
+
+static void died(struct peer *peer)
+{
+	ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has died", (int)peer->pid);
+}
+
 /* The peer's region that op names, looked up once and again when the peer has changed it. */
 static enum outcome view_find(struct peer *peer, const struct op *op, struct view **view_out,
 			      struct failure *failure)
@@ -54,9 +64,8 @@ static enum outcome view_find(struct peer *peer, const struct op *op, struct vie
 		return OP_FAILED;
 	}
 	if (view->memory == NULL && op->bytes > 0 && !op->placed && peer->call_error != 0) {
-		*failure = (struct failure){.status = -EIO,
-					    .reason = "process_vm_writev into the peer isn't "
-						      "allowed (see the warning at connect)"};
+		failure->reason =
+			"process_vm_writev into the peer isn't allowed (yama, or undumpable)";
 		return OP_FAILED;
 	}
 	return OP_SENT;
@@ -84,17 +93,16 @@ static enum outcome call_write(struct peer *peer, const struct op *op, struct fa
 
 	if (done >= 0 && (size_t)done == sizeof(knock) + op->bytes)
 		return OP_SENT;
-	if (done < 0 && errno == ESRCH)
-		*failure = (struct failure){.status = -ECONNRESET,
-					    .reason = "the peer process has died"};
-	else if (done < 0 && (errno == EPERM || errno == EACCES))
-		*failure = (struct failure){.status = -EIO,
-					    .reason = "process_vm_writev into the peer isn't "
-						      "allowed any more"};
-	else
-		*failure = (struct failure){.status = -EIO,
-					    .reason = "the peer's memory is not mapped where it "
-						      "says, or the source isn't here"};
+	if (done < 0 && errno == ESRCH) {
+		died(peer);
+		*failure = failure_of(peer);
+	} else if (done < 0 && errno == EPERM) {
+		failure->reason = "process_vm_writev into the peer isn't allowed any more";
+	} else {
+		failure->reason =
+			"process_vm_writev: the peer's memory isn't mapped, or the source "
+			"isn't";
+	}
 	return OP_FAILED;
 }
 
@@ -109,7 +117,7 @@ static enum outcome bytes_write(struct peer *peer, const struct op *op, const st
 	return OP_SENT;
 }
 
-/* False: the ring is full, or (then the peer is lost) its reader has died, or counts nonsense. */
+/* False: the ring is full, or (then the peer is lost) its reader counts nonsense. */
 static bool ring_has_room(struct peer *peer)
 {
 	uint32_t taken = atomic_load_explicit(&peer->out_head->taken, memory_order_acquire);
@@ -118,9 +126,6 @@ static bool ring_has_room(struct peer *peer)
 	if (filled > IPC_RING_SLOTS)
 		ipc_peer_lose(peer, -EPROTO, "the peer process %d has broken its ring",
 			      (int)peer->pid);
-	/* A NIC that others keep busy doesn't look for deaths. */
-	if (filled == IPC_RING_SLOTS && ipc_peer_has_died(peer))
-		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has died", (int)peer->pid);
 	return filled < IPC_RING_SLOTS;
 }
 
@@ -143,7 +148,7 @@ static enum outcome write_fenced(struct peer *peer, const struct op *op, const s
 	if (atomic_load(&peer->out_head->closed) != 0) {
 		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has closed the connection",
 			      (int)peer->pid);
-		*failure = (struct failure){.status = peer->lost, .reason = peer->reason};
+		*failure = failure_of(peer);
 		return OP_FAILED;
 	}
 	if (!view_holds(peer, view))
@@ -195,18 +200,22 @@ static void peer_wake(struct peer *peer)
 static enum outcome post_one(struct ipc *ipc, const struct op *op)
 {
 	struct peer *peer = op->peer;
-	struct failure failure;
-	enum outcome outcome = OP_FAILED;
+	struct failure failure = {0};
+	enum outcome outcome = OP_NOT_TAKEN;
 
 	assert(peer->connected && !peer->closing);
 	assert(op->bytes <= IPC_OP_BYTES_MAX);
 	if (ipc->done_count == IPC_OPS_MAX)
 		return OP_NOT_TAKEN;
-	bool room = peer->lost == 0 && ring_has_room(peer);
-	if (peer->lost != 0)
-		failure = (struct failure){.status = peer->lost, .reason = peer->reason};
-	else
-		outcome = room ? op_write(peer, op, &failure) : OP_NOT_TAKEN;
+	if (peer->lost == 0 && ring_has_room(peer))
+		outcome = op_write(peer, op, &failure);
+	/* A NIC that others keep busy doesn't look for deaths; who waits for a dead one does. */
+	else if (peer->lost == 0 && ipc_peer_has_died(peer))
+		died(peer);
+	if (outcome == OP_NOT_TAKEN && peer->lost != 0) {
+		failure = failure_of(peer);
+		outcome = OP_FAILED;
+	}
 	if (outcome == OP_SENT)
 		peer_wake(peer);
 	if (outcome != OP_NOT_TAKEN)
