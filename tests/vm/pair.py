@@ -50,11 +50,11 @@ def host_of(name):
     return "b" if name.startswith("rollout") else "a"
 
 
-def wires(transport, host, rails):
-    """Options for the data plane: the NICs of these rails (1, 2) on that host."""
+def wires(transport, host, rails, knobs=""):
+    """Options for the data plane: the NICs of these rails (1, 2) on that host; knobs are for verbs."""
     kind, _, provider = transport.partition(":")
     if kind == "verbs":
-        nics = ["rxe%d" % rail for rail in rails]
+        nics = ["rxe%d%s" % (rail, knobs) for rail in rails]
     else:
         nics = ["10.0.%d.%d" % (rail, NUMBER[host]) for rail in rails]
     return ["--transport", kind, *(["--provider", provider] if provider else []), "--nics", ",".join(nics)]
@@ -66,14 +66,14 @@ class PairRun(Run):
     lost_s, push_s, live_s, start_s = 6, 25, 60, 120
     port = 7100
 
-    def __init__(self, inputs, folder, transport, rails=(1, 2), **how):
+    def __init__(self, inputs, folder, transport, rails=(1, 2), knobs="", **how):
         super().__init__(inputs, folder, **how)
         PairRun.port += 1
-        self.transport, self.rails = transport, rails
+        self.transport, self.rails, self.knobs = transport, rails, knobs
         self.endpoint = "tcp://%s:%d" % (HUB_ADDRESS, PairRun.port)
 
     def process(self, name, argv):
         return Remote(host_of(name), self.folder, name, argv)
 
     def wires(self, name):
-        return wires(self.transport, host_of(name), self.rails)
+        return wires(self.transport, host_of(name), self.rails, self.knobs)

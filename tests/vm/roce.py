@@ -22,7 +22,10 @@ from run import Inputs, digest  # noqa: E402
 
 scenarios = []
 SHARE_MIN = 0.3         # of the bytes, on each of two rails
-SLOW_RATE = "6mbit"     # of a rail while something is cut in mid update: it lasts for seconds
+# Of a rail while something is cut in mid update: it lasts for seconds.  What queue pairs have under way, 64
+# packets each, must not wait in the queue for as long as they wait for an acknowledgement.
+SLOW_RATE = "6mbit"
+SLOW_KNOBS = "?mtu=1024&timeout=18"
 
 
 def expect(true, what):
@@ -54,7 +57,7 @@ class World:
         """The run that is hurt: two rails per rank, slow ones, a version live."""
         if self.run is None:
             shape("a", pair.RAILS)
-            self.run = PairRun(self.small, self.folder(), self.transport).start()
+            self.run = PairRun(self.small, self.folder(), self.transport, knobs=SLOW_KNOBS).start()
             self.run.all_live(120)
         return self.run
 
@@ -105,10 +108,14 @@ def _(world):
     whole_updates(world, (1,))
 
 
-@scenario("fsdp2 dp=2 on host a to vllm tp=2 on host b, 2 NICs per rank: every byte of 3 versions, each rail carries its share")
+@scenario("the same, 2 NICs per rank, on one rail ends of different MTU: every byte, each rail carries its share")
 def _(world):
-    for update in whole_updates(world, (1, 2)):
-        expect_shares(update["nics"])
+    on("b", "ip", "link", "set", "eth1", "mtu", "1500")
+    try:
+        for update in whole_updates(world, (1, 2)):
+            expect_shares(update["nics"])
+    finally:
+        on("b", "ip", "link", "set", "eth1", "mtu", "9000")
 
 
 # ------------------------------------------------------------------ what breaks in mid update
@@ -193,7 +200,10 @@ def _(world):
     link("b", (pair.CONTROL,), "down")
     time.sleep(run.lost_s + 2)
     link("b", (pair.CONTROL,), "up")
-    attempt.aborts("", run.push_s)
+    # After all has landed, nobody knows here whether a rank heard "commit": it serves nothing until it is told.
+    for at, process in run.rollouts.items():
+        process.says("version %d (is live|was aborted, (the old weights stay|the memory is poisoned until a later version))" %
+                     attempt.version, run.push_s, attempt.since[at])
     attempt.over()
 
 
@@ -274,28 +284,17 @@ def _(world):
     expect(not failed, "1 %% of loss failed a version: %s" % failed)
 
 
-@scenario("a switch drops frames above 1500 bytes in mid update: the version aborts in time, saying why")
+@scenario("a switch drops frames above 600 bytes in mid update: the version aborts in time, saying why")
 def _(world):
     run = world.living()
     attempt = Attempt(run)
     on("b", "sh", "-c", "tc qdisc add dev eth0 ingress && tc filter add dev eth0 parent ffff: matchall "
-       "action police rate 10gbit burst 1m mtu 1600 conform-exceed drop/ok")
+       "action police rate 10gbit burst 1m mtu 600 conform-exceed drop/ok")
     try:
         attempt.aborts("rxe1.*transport retry counter exceeded", run.push_s)
     finally:
         on("b", "tc", "qdisc", "del", "dev", "eth0", "ingress")
     attempt.over()
-
-
-@scenario("one end's MTU becomes 1500 while the run lives, and 9000 again")
-def _(world):
-    run = world.living()
-    on("b", "ip", "link", "set", "eth0", "mtu", "1500")
-    try:
-        run.all_live(120)
-    finally:
-        on("b", "ip", "link", "set", "eth0", "mtu", "9000")
-    run.all_live(120)
 
 
 @scenario("a rail's address, and so its GID, changes in mid update: the next version goes to the new one")
@@ -322,7 +321,7 @@ def short_of(world, knob, pattern):
     before = digest(run.dump_path(0, 0))
     argv = run.rollout_argv(0, 1)
     nics = argv.index("--nics") + 1
-    argv[nics] = ",".join("%s?%s" % (nic, knob) for nic in argv[nics].split(","))
+    argv[nics] = ",".join("%s&%s" % (nic, knob) for nic in argv[nics].split(","))
     since = len(run.pushes())
     run.start_rollout(0, 1, argv)
     push = run.push("a push fails for it", 90, since, lambda p: not p["ok"] and re.search(pattern, p["error"]))
@@ -371,6 +370,8 @@ def one(world, name, function):
 def main(build, work, transport="verbs", pattern=""):
     shutil.rmtree(work, ignore_errors=True)
     os.makedirs(work)
+    for host in "ab":
+        on(host, "sh", "-c", "pkill -KILL -x weightsync || true")  # of a script that was killed
     world = World(os.path.abspath(build), os.path.abspath(work), transport)
     failures = sum(one(world, name, function) for name, function in scenarios if pattern in name)
     if world.run is not None:
