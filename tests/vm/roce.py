@@ -370,7 +370,7 @@ def main(build, work, transport="verbs", pattern=""):
     for host in "ab":
         on(host, "sh", "-c", "pkill -KILL -x weightsync || true")  # of a script that was killed
     world = World(os.path.abspath(build), os.path.abspath(work), transport)
-    failures = sum(one(world, name, function) for name, function in scenarios if pattern in name)
+    failures = sum(one(world, name, function) for name, function in scenarios if re.search(pattern, name))
     if world.run is not None:
         failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(20))
     return min(failures, 99)
