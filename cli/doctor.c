@@ -86,11 +86,12 @@ static int settle(const struct command *command, struct doctor_command *given)
 	}
 	if ((given->rank == UINT32_MAX) != (given->world == UINT32_MAX))
 		return say_usage(command, "--rank and --world go together");
-	if ((given->hub == NULL) != (given->key_file == NULL))
-		return say_usage(command, "%s and --key go together",
-				 given->listen ? "--listen"
-				 : given->peer ? "--peer"
-					       : "--hub");
+	if (given->hub == NULL && given->key_file != NULL)
+		return say_usage(command, "--key goes with --hub, --listen or --peer");
+	if (given->hub != NULL && given->key_file == NULL)
+		return say_usage(command,
+				 "--key is needed: make one with keygen, the same file for "
+				 "all");
 	if (given->root[0] != '\0' && given->rank != UINT32_MAX)
 		return say_usage(command, "--root looks at files only: no rank can be probed");
 	return -1;
@@ -121,9 +122,8 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 	    split_list(&doctor->arena, given->nics, &names, &nics.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
 	nics.nics = names;
-	int rc = launch_find(
-		&launch, given->rank != UINT32_MAX, given->rank, given->world,
-		given->job_name != NULL || given->hub == NULL ? given->job_name : "doctor", &err);
+	int rc = launch_find(&launch, given->rank != UINT32_MAX, given->rank, given->world,
+			     given->job_name, &err);
 	if (rc == 0)
 		rc = launch_gpu(&launch, &given->gpu, &err);
 	nics.gpu = given->gpu;

@@ -3,10 +3,12 @@
 #include <string.h>
 
 #include "cli/doctor.h"
+#include "lib/transport/topology.h"
 
 #define TEXT_BYTES 700
 
-/* "400 Gb/s, MTU 4096, RoCE v2 GID 3 (..), mlx5_core at 0000:18:00.0, NUMA 0": what is known. */
+/* "verbs mlx5_0/1: up, 10.0.1.0/24, 400 Gb/s, MTU 4096, GID 3 (..), mlx5_core at 0000:18:00.0,
+ * NUMA 0, for GPU 0-1": as far as it is known. */
 static void nic_text(const struct nic_info *info, char *out, size_t room)
 {
 	struct writer text = writer_fixed(out, room - 1);
@@ -38,7 +40,10 @@ void doctor_nic(struct doctor *doctor, const struct nic_info *info)
 	char text[TEXT_BYTES];
 
 	nic_text(info, text, sizeof(text));
-	if (info->skipped[0] != '\0' && verbs)
+	/* A NIC of verbs was bought to be used; that it is another rank's, or not verbs', is no
+	 * fault. */
+	bool lame = verbs && (strcmp(info->state, "up") != 0 || info->subnet[0] == '\0');
+	if (info->skipped[0] != '\0' && lame)
 		doctor_say(doctor, HEALTH_WARNING, "nic",
 			   "an update doesn't use it unless it is named",
 			   "bring its port up (`rdma link`, `ip link`) and give its interface an "
@@ -58,37 +63,61 @@ void doctor_nic(struct doctor *doctor, const struct nic_info *info)
 		doctor_say(doctor, HEALTH_OK, "nic", "", "", "%s", text);
 }
 
-/* What a transport is offered here, and whether that is anything. */
-static bool list(struct doctor *doctor, const char *transport, const char *provider)
+/* What a transport is offered here, with what is known of each; whether that is anything. */
+static bool list(struct doctor *doctor, const struct topology *topology, int gpu,
+		 const char *transport, const char *provider)
 {
-	struct nic_info *infos;
+	struct nic_info *infos = NULL;
 	struct ws_error err = {0};
 	uint32_t count = 0;
 
 	if (transport_find(transport) == NULL)
 		return false;
-	if (nics_list(&doctor->arena, transport, provider, &infos, &count, &err) != 0)
+	int rc = nics_list(&doctor->arena, transport, provider, &infos, &count, &err);
+	if (rc == 0) {
+		nics_place(topology, infos, count);
+		rc = nics_choose(topology, gpu, infos, count, &err);
+	}
+	if (rc != 0)
 		doctor_say(doctor, HEALTH_WARNING, "nic", "its NICs can't be looked at",
 			   "see whether its library is installed whole", "%s: %s", transport,
 			   err.text);
-	for (uint32_t i = 0; i < count; i++)
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
 		doctor_nic(doctor, &infos[i]);
 	return count > 0;
+}
+
+static void list_all(struct doctor *doctor, const struct devices_wanted *wanted)
+{
+	bool any = wanted->transport == NULL || strcmp(wanted->transport, "auto") == 0;
+	struct topology topology;
+	struct ws_error err = {0};
+	int gpu = -1;
+
+	int rc = topology_load(&topology, NULL, &err);
+	if (rc == 0)
+		rc = topology_gpu_find(&topology, wanted->gpu, &gpu, &err);
+	if (rc != 0)
+		doctor_say(doctor, HEALTH_WARNING, "nic",
+			   "which NICs are near a GPU or a core follows from it",
+			   "see what `lstopo` says", "%s", err.text);
+	if (any || strcmp(wanted->transport, "verbs") == 0)
+		list(doctor, &topology, gpu, "verbs", NULL);
+	if (any || strcmp(wanted->transport, "fabric") == 0) {
+		bool efa =
+			wanted->provider == NULL && list(doctor, &topology, gpu, "fabric", "efa");
+		if (!efa)
+			list(doctor, &topology, gpu, "fabric", wanted->provider);
+	}
+	topology_release(&topology);
 }
 
 void doctor_nics(struct doctor *doctor, const struct devices_wanted *wanted,
 		 struct devices *devices)
 {
-	bool any = wanted->transport == NULL || strcmp(wanted->transport, "auto") == 0;
 	struct ws_error err = {0};
 
-	if (any || strcmp(wanted->transport, "verbs") == 0)
-		list(doctor, "verbs", NULL);
-	if (any || strcmp(wanted->transport, "fabric") == 0) {
-		bool efa = wanted->provider == NULL && list(doctor, "fabric", "efa");
-		if (!efa)
-			list(doctor, "fabric", wanted->provider);
-	}
+	list_all(doctor, wanted);
 	if (devices_find(devices, wanted, &err) == 0) {
 		doctor_say(doctor, HEALTH_OK, "transport", "", "", "an update would use %s",
 			   devices->choice);

@@ -336,7 +336,7 @@ START_TEST(a_nic_is_told_with_what_is_known)
 	struct doctor doctor = {.root = "", .ranks = 1};
 	struct nic_info info = {.transport = "verbs",
 				.device = "mlx5_0/1",
-				.state = "active",
+				.state = "up",
 				.subnet = "10.0.1.0/24",
 				.gid = "GID 3 (RoCE v2, 10.0.1.1)",
 				.mbps = 400000,
@@ -348,12 +348,16 @@ START_TEST(a_nic_is_told_with_what_is_known)
 
 	doctor_nic(&doctor, &info);
 	ck_assert_str_eq(doctor.last->what,
-			 "verbs mlx5_0/1: active, 10.0.1.0/24, 400 Gb/s, MTU 4096, GID 3 (RoCE v2, "
+			 "verbs mlx5_0/1: up, 10.0.1.0/24, 400 Gb/s, MTU 4096, GID 3 (RoCE v2, "
 			 "10.0.1.1), mlx5_core at 0000:18:00.0, NUMA 0, for GPU 0-1");
 	ck_assert_int_eq(doctor.last->health, HEALTH_OK);
 	info.mtu = 1024;
 	doctor_nic(&doctor, &info);
 	ck_assert_int_eq(doctor.last->health, HEALTH_NOTE);
+	snprintf(info.skipped, sizeof(info.skipped), "serves GPU 1, not GPU 0");
+	doctor_nic(&doctor, &info);
+	ck_assert_int_eq(doctor.last->health, HEALTH_OK);
+	snprintf(info.state, sizeof(info.state), "down");
 	snprintf(info.skipped, sizeof(info.skipped), "its port is down");
 	doctor_nic(&doctor, &info);
 	ck_assert_int_eq(doctor.last->health, HEALTH_WARNING);

@@ -119,7 +119,7 @@ says() {
 
 says 2 "go together" "$ws" doctor --rank 1
 says 2 "listen is for one host" "$ws" doctor --listen a:1 --peer b:1 --key k
-says 2 "\-\-peer and --key go together" "$ws" doctor --peer 127.0.0.1:1
+says 2 "key is needed: make one with keygen" "$ws" doctor --peer 127.0.0.1:1
 says 2 "looks at files only" "$ws" doctor --root plain --rank 0 --world 2
 says 1 "no transport is named 'vebs'" "$ws" doctor --transport vebs
 says 1 "no interface of this host" "$ws" doctor --nics 203.0.113.7
