@@ -149,6 +149,7 @@ ci: all $(TESTS) ## the whole matrix: clang, tsan, nth allocation, valgrind, tid
 
 bench: all ## every benchmark against its baseline
 	$(BUILD)/weightsync bench transfer
+	for memory in shared 2m 4k; do $(BUILD)/weightsync bench transfer --transport ipc --memory $$memory || exit 1; done
 	$(BUILD)/weightsync bench plan
 
 format: ## rewrites the sources in the house style

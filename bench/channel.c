@@ -152,10 +152,10 @@ static int address_find(const char *where, struct addrinfo **found_out, struct w
 static int socket_make(const char *where, bool listens, int *fd_out, int *error_out,
 		       struct ws_error *err)
 {
-	struct addrinfo *found;
+	struct addrinfo *found = NULL;
 	int one = 1, rc = address_find(where, &found, err);
 	*fd_out = -1;
-	if (rc != 0)
+	if (found == NULL)
 		return rc;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (listens && fd >= 0)

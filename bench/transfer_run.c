@@ -243,7 +243,7 @@ static void turn_count(const struct game *game, uint32_t contender, uint64_t ns,
 /* Who goes first changes from round to round. */
 static int game_play(struct game *game, struct score *score, struct ws_error *err)
 {
-	struct outcome outcomes[2 * WORKERS_MAX];
+	struct outcome outcomes[2 * WORKERS_MAX] = {0};
 	uint32_t contenders = game->contest->contender_count;
 	int rc = 0;
 	for (uint32_t round = 0; round <= score->round_count && rc == 0; round++)
