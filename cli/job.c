@@ -87,30 +87,32 @@ void say_core(const char *who, const char *core)
 		say("weightsync: %s: I/O thread: %s", who, core);
 }
 
-void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count)
+void sent_add(struct sent *sent, const struct ws_nic *nics, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		uint64_t before = total[i].bytes_sent;
-		total[i] = nics[i];
-		total[i].bytes_sent += before;
+		uint64_t before = sent->nics[i].bytes_sent;
+		sent->bytes += nics[i].bytes_sent;
+		sent->nics[i] = nics[i];
+		sent->nics[i].bytes_sent += before;
 	}
+	sent->nic_count = MAX(sent->nic_count, count);
 }
 
-void say_sent(const char *who, const struct ws_nic *nics, uint32_t count)
+void say_sent(const char *who, const struct sent *sent)
 {
 	struct writer text = WRITER_INIT(65536);
 	char size[32];
 
-	for (uint32_t i = 0; i < count; i++) {
-		size_t length = strlen(nics[i].transport);
-		bool says_it = strncmp(nics[i].name, nics[i].transport, length) == 0;
-		write_format(&text, "%s%s over %s%s%s to %u peers", i > 0 ? ", " : "",
-			     format_bytes(nics[i].bytes_sent, size, sizeof(size)),
-			     says_it ? "" : nics[i].transport, says_it ? "" : " ", nics[i].name,
-			     nics[i].peer_count);
+	for (uint32_t i = 0; sent->bytes > 0 && i < sent->nic_count; i++) {
+		const struct ws_nic *nic = &sent->nics[i];
+		bool says_it = strncmp(nic->name, nic->transport, strlen(nic->transport)) == 0;
+		write_format(&text, "%s%s over %s%s%s (%u connections)", i > 0 ? ", " : "",
+			     format_bytes(nic->bytes_sent, size, sizeof(size)),
+			     says_it ? "" : nic->transport, says_it ? "" : " ", nic->name,
+			     nic->peer_count);
 	}
-	say("weightsync: %s: sent %.*s", who, (int)text.count,
-	    text.count > 0 ? (const char *)text.bytes : "");
+	if (text.count > 0)
+		say("weightsync: %s: sent %.*s", who, (int)text.count, (const char *)text.bytes);
 	writer_release(&text);
 }
 

@@ -170,11 +170,10 @@ int launch_gpu(struct launch *launch, const char **gpu, struct ws_error *err)
 	if (*gpu == NULL || strcmp(*gpu, "local") != 0)
 		return 0;
 	if (launch->local_ranks == 0)
-		return ws_fail(
-			err, -EINVAL,
-			"--gpu local needs a launcher that numbers the ranks of a host, and "
-			"%s doesn't: give the GPU's number",
-			launch->source);
+		return ws_fail(err, -EINVAL,
+			       "--gpu local needs a launcher that numbers the ranks of a host, and "
+			       "%s doesn't: give the GPU's number",
+			       launch->source);
 	snprintf(launch->local_text, sizeof(launch->local_text), "%u", launch->local_rank);
 	*gpu = launch->local_text;
 	return 0;

@@ -82,9 +82,15 @@ struct job {
  * each.  who: "trainer 0". */
 void say_nics(const char *who, const char *choice);
 void say_core(const char *who, const char *core); /* says nothing if it is empty */
-void say_sent(const char *who, const struct ws_nic *nics, uint32_t count);
-/* Adds an update's bytes to those of before. */
-void add_sent(struct ws_nic *total, const struct ws_nic *nics, uint32_t count);
+
+/* What all updates together sent over each NIC. */
+struct sent {
+	struct ws_nic nics[WS_NICS_MAX];
+	uint32_t nic_count;
+	uint64_t bytes;
+};
+void sent_add(struct sent *sent, const struct ws_nic *nics, uint32_t count);
+void say_sent(const char *who, const struct sent *sent); /* nothing where no byte was sent */
 
 /* Both return an exit status and have said what went wrong. */
 int trainer_role(struct job *job);

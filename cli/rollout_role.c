@@ -26,6 +26,7 @@ struct holder {
 	struct ws_rollout *rollout;
 	struct rank_memory memory;
 	struct oracle *oracle; /* NULL without --verify */
+	struct sent sent;      /* what it passed on */
 	uint64_t live;	       /* the version that was resumed last */
 	uint64_t seen;	       /* the version that is live here, 0: none */
 	uint64_t digest;       /* of its bytes, with --verify */
@@ -231,17 +232,15 @@ static int on_resume(void *arg, uint64_t version, struct ws_error *err)
 }
 
 /* Once, what --verbose says of how writes come here. */
-static void say_memory(const struct holder *holder)
+static void say_memory(const struct holder *holder, const struct ws_rollout_report *report)
 {
-	struct ws_rollout_report report;
 	if (!holder->job->verbose || holder->seen != 0)
 		return;
-	ws_rollout_last(holder->rollout, &report);
-	for (uint32_t i = 0; i < report.nic_count; i++)
-		if (report.nics[i].memory[0] != '\0')
+	for (uint32_t i = 0; i < report->nic_count; i++)
+		if (report->nics[i].memory[0] != '\0')
 			say("weightsync: rollout %u.%u: memory is reached by %s over %s",
-			    holder->job->replica, holder->job->rank, report.nics[i].memory,
-			    report.nics[i].name);
+			    holder->job->replica, holder->job->rank, report->nics[i].memory,
+			    report->nics[i].name);
 }
 
 /* A version is live: the engine would serve it; this one looks at it.  Not in the hook, whose time
@@ -249,8 +248,11 @@ static void say_memory(const struct holder *holder)
 static int look(struct holder *holder, struct ws_error *err)
 {
 	uint64_t version = holder->live;
+	struct ws_rollout_report report;
 	int rc = 0;
-	say_memory(holder);
+	ws_rollout_last(holder->rollout, &report);
+	say_memory(holder, &report);
+	sent_add(&holder->sent, report.nics, report.nic_count);
 	holder->seen = version;
 	if (holder->oracle != NULL) {
 		holder->digest = weights_digest(holder);
@@ -364,6 +366,7 @@ int rollout_role(struct job *job)
 {
 	struct holder holder = {.job = job};
 	struct ws_error err = {0};
+	char who[32];
 
 	int rc = open_rollout(&holder, &err);
 	if (rc == 0)
@@ -373,6 +376,8 @@ int rollout_role(struct job *job)
 		say_failure(&err);
 		holder.status = holder.status != EXIT_OK ? holder.status : EXIT_FAILED;
 	}
+	snprintf(who, sizeof(who), "rollout %u.%u", job->replica, job->rank);
+	say_sent(who, &holder.sent);
 	ws_rollout_close(holder.rollout);
 	oracle_close(holder.oracle);
 	rank_memory_release(&holder.memory);

@@ -15,8 +15,7 @@
 /* What the versions of a run have come to. */
 struct total {
 	uint64_t verified;
-	struct ws_nic nics[WS_NICS_MAX]; /* bytes_sent: of all versions */
-	uint32_t nic_count;
+	struct sent sent;
 };
 
 /* What rank 0 prints of one version. */
@@ -192,8 +191,7 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 	if (job->rank == 0)
 		status = job->as_json ? put_json(trainer, &outcome) : put_line(&outcome);
 	total->verified += outcome.verified;
-	total->nic_count = MAX(total->nic_count, report.nic_count);
-	add_sent(total->nics, report.nics, report.nic_count);
+	sent_add(&total->sent, report.nics, report.nic_count);
 	if (rc != 0)
 		return say_failure(&err);
 	if (outcome.different != 0) {
@@ -263,10 +261,8 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 		if (stop_asked())
 			return EXIT_FAILED;
 	}
-	if (total.nic_count > 0) {
-		snprintf(who, sizeof(who), "trainer %u", job->rank);
-		say_sent(who, total.nics, total.nic_count);
-	}
+	snprintf(who, sizeof(who), "trainer %u", job->rank);
+	say_sent(who, &total.sent);
 	if (job->rank == 0 && job->verify && status == EXIT_OK)
 		status = put_all_verified(job, total.verified);
 	return status == EXIT_OK && failed ? EXIT_FAILED : status;

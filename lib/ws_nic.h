@@ -19,7 +19,8 @@ struct ws_nic {
 	char name[96];	     /* "tcp 127.0.0.1", "mlx5_0 port 1" */
 	char memory[48];     /* how it reaches this rank's memory: "memfd", "process_vm_writev",
 			      * "dma-buf"; all of them; empty: it needn't say */
-	uint32_t peer_count; /* members that this rank is joined with over it */
+	uint32_t peer_count; /* members that this rank writes to over it, and those that write to
+			      * this rank: who does both counts twice */
 	uint64_t bytes_sent; /* in the update that the report is of */
 	bool down;	     /* its port or link; the others carry its share */
 	char trouble[160];   /* the last thing that went wrong with it; empty: nothing has */

@@ -128,7 +128,7 @@ compile() {
 check() {
 	part "layers" command_passes layers sh tests/layers.sh
 	part "unit, contract, engine, planner, sides (gcc)" programs build
-	part "updates: layout pairs over tcp, every byte" scripts build updates
+	part "updates: layout pairs over tcp and over what is chosen, every byte" scripts build updates auto
 	part "faults: what dies and what is bad" scripts build faults
 	part "the command line, examples, memory, the reference safetensors" scripts build cli doctor topology examples bench dump memory \
 		bad_manifests import safetensors_reference
@@ -148,7 +148,7 @@ ci() {
 	part "tsan: what has threads" programs build-thread threaded
 	part "tsan: the examples" scripts build-thread examples
 	part "every nth allocation of starting a side" run_one mem_nth env WS_EVERY_NTH=1 build/tests/mem_nth_sides
-	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates cli examples
+	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates auto cli examples
 	part "valgrind" scripts build valgrind
 	part "fuzz" scripts build fuzz
 	part "tidy" command_passes tidy make -s tidy
