@@ -90,7 +90,8 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS)))
 
 $(BUILD)/tests/engine $(BUILD)/tests/engine_fault $(BUILD)/tests/engine_pairs: $(BUILD)/tests/engine_world.o
 $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
-$(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward: $(BUILD)/tests/hub_world.o
+$(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward $(BUILD)/tests/hub_rails: \
+	$(BUILD)/tests/hub_world.o
 $(BUILD)/tests/update $(BUILD)/tests/update_rails $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe: \
 	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o
 $(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress_fault_world.o

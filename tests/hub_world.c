@@ -166,8 +166,10 @@ static void roster_take(struct actor *actor, const struct member_event *event)
 	actor->quiet_seen = actor->all_wired = false;
 	memset(actor->ready, 0, sizeof(actor->ready));
 	memset(actor->written, 0, sizeof(actor->written));
-	for (uint32_t i = 0; i < event->roster_count; i++)
+	for (uint32_t i = 0; i < event->roster_count; i++) {
 		actor->roster_id[i] = event->roster[i].id;
+		actor->rail_count[i] = event->roster[i].rails.count;
+	}
 	ck_assert(event->roster[event->self].rank == actor->rank);
 	const struct ws_error no_rail = {.code = -ENODEV, .text = "no rail"};
 	if (actor->cannot_wire)

@@ -29,6 +29,7 @@ struct actor {
 	uint64_t generation;
 	uint32_t self, roster_count, trainer_count;
 	uint64_t roster_id[WORLD_MEMBERS_MAX];
+	uint32_t rail_count[WORLD_MEMBERS_MAX]; /* by roster index: NICs in use */
 	uint32_t roster_replicas;
 	uint32_t requests, answers;
 	bool quiet_seen, all_wired;
