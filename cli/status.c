@@ -15,6 +15,9 @@ static void put_member(struct writer *out, const struct json *member)
 		format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
 			     sizeof(received)),
 		json_text(member, "host", ""));
+	const char *trouble = json_text(member, "nic_trouble", "");
+	if (trouble[0] != '\0')
+		write_format(out, "%-16s %s\n", "", trouble);
 }
 
 /* What goes on as a whole, and what keeps it from going on. */

@@ -131,6 +131,8 @@ static int put_line(const struct outcome *outcome)
 		write_format(&out, "  verified %s on %u ranks",
 			     format_bytes(outcome->verified, checked, sizeof(checked)),
 			     outcome->verified_ranks);
+	if (report->nic_trouble[0] != '\0')
+		write_format(&out, "  %s", report->nic_trouble);
 	write_format(&out, "\n");
 	int status = put_stdout(&out);
 	writer_release(&out);
