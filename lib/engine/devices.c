@@ -30,7 +30,7 @@ static int device_add(struct devices *devices, const char *transport, const char
 	if (rc != 0)
 		return rc;
 	char *text = devices->text[devices->count];
-	strcpy(text, name);
+	memcpy(text, name, strlen(name) + 1);
 	devices->rail[devices->count] = engine_rail_of(nic);
 	devices->device[devices->count++] =
 		(struct device){.transport = nic->transport->name, .name = text};
