@@ -2,7 +2,8 @@
 /*
  * Private to verbs*.c, the only files that include libibverbs' headers.
  *
- * verbs.c          a NIC: open, post, poll
+ * verbs.c          a NIC: open and close
+ * verbs_data.c     post and poll: work requests, completions, receives and credits
  * verbs_peer.c     a peer: one RC queue pair for both directions, and the fence
  * verbs_reg.c      how memory is registered
  * verbs_events.c   what the device tells by itself: ports, errors, addresses
@@ -96,7 +97,7 @@ int verbs_gid_scan(struct ibv_context *context, const struct verbs_port *port, i
 void verbs_subnet(const struct verbs_gid *gid, char subnet[NIC_NAME_MAX]);
 uint64_t verbs_mbps(const struct ibv_port_attr *attr); /* 0 where the code is unknown */
 
-/* ---------------------------------------------------------------- verbs.c */
+/* ---------------------------------------------------------------- a NIC, its peers, its memory */
 
 /* An op from post to its event.  Its address is the work request's wr_id. */
 struct verbs_op {
@@ -176,6 +177,18 @@ static inline struct verbs *verbs_of(struct nic *nic)
 {
 	return (struct verbs *)nic;
 }
+
+/* ---------------------------------------------------------------- verbs_data.c */
+
+/* What a work request was, in the low bits of its wr_id: the only thing that an error completion
+ * tells.  The rest is the address of the op, or of the peer. */
+enum wr_kind { WR_OP, WR_CREDIT, WR_RECEIVE };
+#define WR_KIND_MASK UINT64_C(3)
+
+int verbs_post(struct nic *nic, const struct op *ops, int count);
+int verbs_poll(struct nic *nic, struct event *events_out, int count);
+/* Up to so many, until the queue is full: that isn't an error, it is what is wanted. */
+void verbs_receives_post(struct verbs *verbs, uint32_t count);
 
 /* ---------------------------------------------------------------- verbs_peer.c */
 

@@ -166,6 +166,7 @@ static void event_take(struct verbs *verbs, const struct ibv_async_event *event)
 		break;
 	case IBV_EVENT_QP_ACCESS_ERR:
 		peer_fail(event->element.qp, "the peer wrote where it may not");
+		verbs_trouble(verbs, "a peer wrote where it may not");
 		break;
 	case IBV_EVENT_QP_LAST_WQE_REACHED:
 		((struct peer *)event->element.qp->qp_context)->last_seen = true;
