@@ -71,8 +71,11 @@ transport_tests() {
 bench() {
 	name="bench transfer over verbs beside ib_write_bw"
 	wanted "$name" || return 0
-	on_host b "$name" 120 "$ws" bench transfer --transport verbs --listen 10.0.0.2:7300 &
-	on_host a "$name" 120 "$ws" bench transfer --transport verbs --nics rxe1 --what stream --bytes 8M --peer 10.0.0.2:7300 || return 0
+	address=10.0.0.2:7300
+	on_host b "$name" 200 "$ws" bench transfer --transport verbs --nics rxe1 --listen $address &
+	on_host b "$name" 30 sh -c 'until ss -ltn | grep -q :7300; do sleep 0.1; done' &&
+		on_host a "$name" 200 "$ws" bench transfer --transport verbs --nics rxe1 --what stream --op-bytes 1M --bytes 8M \
+			--peer $address || return 0
 	wait
 	sed 's/^/    /' "$work/a.log"
 	passed "$name ($(($(now) - start)) s)"
@@ -95,7 +98,7 @@ fi
 passed "two hosts with two RoCE rails each boot ($(($(now) - start)) s)"
 transport_tests
 . "$tests/vm/doctor.sh"
+bench
 python3 "$tests/vm/roce.py" "$build" "$place/updates" verbs "$pattern"
 failures=$((failures + $?))
-bench
 exit "$failures"

@@ -373,7 +373,8 @@ def main(build, work, transport="verbs", pattern=""):
     world = World(os.path.abspath(build), os.path.abspath(work), transport)
     failures = sum(one(world, name, function) for name, function in scenarios if re.search(pattern, name))
     if world.run is not None:
-        failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(20))
+        failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(60))
+    on("a", "sh", "-c", "; ".join("tc qdisc del dev %s root" % rail for rail in pair.RAILS))
     return min(failures, 99)
 
 
