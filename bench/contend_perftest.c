@@ -285,6 +285,12 @@ static int tools_run(void *state, struct outcome *outcome, struct ws_error *err)
 	}
 	if (rc != 0 || tools->end->receives)
 		return rc;
+	if (!contest->latency && gbits <= 0)
+		return ws_fail(
+			err, -EAGAIN,
+			"%s couldn't calibrate its clock, as happens on a busy machine, and so "
+			"measured nothing; run it again",
+			tool_name(contest));
 	if (contest->latency) { /* microseconds of half a round: median, and 99 % */
 		outcome->p50_us = values[4];
 		outcome->p99_us = values[7];

@@ -69,16 +69,20 @@ transport_tests() {
 
 # The product against ib_write_bw, in turns; the figures are printed, not asserted.
 bench() {
-	name="bench transfer over verbs beside ib_write_bw"
+	name="bench transfer over verbs beside ib_write_bw" address=10.0.0.2:7300
 	wanted "$name" || return 0
-	address=10.0.0.2:7300
-	on_host b "$name" 200 "$ws" bench transfer --transport verbs --nics rxe1 --listen $address &
-	on_host b "$name" 30 sh -c 'until ss -ltn | grep -q :7300; do sleep 0.1; done' &&
-		on_host a "$name" 200 "$ws" bench transfer --transport verbs --nics rxe1 --what stream --op-bytes 1M --bytes 8M \
-			--peer $address || return 0
+	bench="$ws bench transfer --transport verbs --nics rxe1"
+	$boot on -t 200 b $bench --listen $address >"$work/b.log" 2>&1 &
+	$boot on b sh -c 'until ss -ltn | grep -q :7300; do sleep 0.1; done'
+	if $boot on -t 200 a $bench --what stream --op-bytes 1M --bytes 8M --peer $address >"$work/a.log" 2>&1; then
+		passed "$name ($(($(now) - start)) s)"
+		sed 's/^/    /' "$work/a.log"
+	elif grep -q "couldn't calibrate its clock" "$work/a.log"; then
+		echo "skip $name: $(tail -1 "$work/a.log")"
+	else
+		failed "$name" "no figures" "$work/a.log"
+	fi
 	wait
-	sed 's/^/    /' "$work/a.log"
-	passed "$name ($(($(now) - start)) s)"
 }
 
 if [ "$(uname -m)" != x86_64 ] || ! command -v qemu-system-x86_64 >/dev/null; then
