@@ -8,6 +8,7 @@
 #        boot.sh down                             stops both
 # WS_VM names the folder that the pair lives in (build/vm/pair): one pair per folder.
 set -u
+PATH=$PATH:/usr/sbin:/sbin
 cd_to=$PWD
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
 repo=$(cd "$here/../.." && pwd) || exit 1
@@ -21,30 +22,37 @@ die() {
 	exit 1
 }
 
-# Debian's kernel and its modules, fetched once; nothing is installed.  Prints the folder.
-kernel() {
-	name=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
-	[ -n "$name" ] || name=$(ls "$cache" 2>/dev/null | sed -n 's/\.unpacked$//p' | tail -1)
-	[ -n "$name" ] || { echo "apt knows no linux-image-amd64: apt-get update" >&2; return 1; }
-	folder=$cache/$name.unpacked
-	if [ ! -d "$folder" ]; then
-		mkdir -p "$cache/fetch.$$" && cd "$cache/fetch.$$" || return 1
-		apt-get download -q "$name" >&2 || { rm -rf "$cache/fetch.$$"; return 1; }
-		dpkg-deb -x "$name"_*.deb tree && depmod -b tree "${name#linux-image-}" &&
-			{ mv tree "$folder" 2>/dev/null || [ -d "$folder" ]; } || return 1
-		cd "$repo" && rm -rf "$cache/fetch.$$"
-	fi
-	echo "$folder"
+# The newest kernel that apt knows, else one that was fetched before.
+kernel_name() {
+	apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | grep . ||
+		find "$cache" -maxdepth 1 -name 'linux-image-*.unpacked' -printf '%f\n' 2>/dev/null | sed 's/\.unpacked$//' | grep .
 }
 
-# What mounts the root: busybox, six modules and what they need.
+# Debian's kernel and its modules, fetched once; nothing is installed.  Prints the folder.
+kernel() {
+	name=$(kernel_name | tail -1)
+	[ -d "$cache/$name.unpacked" ] && [ -n "$name" ] && { echo "$cache/$name.unpacked"; return; }
+	mkdir -p "$cache/fetch.$$" && cd "$cache/fetch.$$" || return 1
+	if ! apt-get download -q "$name" >&2; then
+		apt-get update -qq >&2 # lists may be older than the archive
+		name=$(kernel_name | tail -1)
+		apt-get download -q "$name" >&2
+	fi
+	dpkg-deb -x "$name"_*.deb tree && depmod -b tree "${name#linux-image-}" &&
+		{ mv -T tree "$cache/$name.unpacked" 2>/dev/null || [ -d "$cache/$name.unpacked" ]; }
+	status=$?
+	cd "$repo" && rm -rf "$cache/fetch.$$"
+	[ "$status" = 0 ] && echo "$cache/$name.unpacked"
+}
+
+# What mounts the root: busybox, five modules and what they need.
 initramfs() {
 	folder=$1 version=$2
 	tree=$pair/initramfs
 	mkdir -p "$tree/bin" "$tree/modules" "$tree/proc" "$tree/root"
 	cp "$(command -v busybox)" "$tree/bin/busybox" && cp "$here/init" "$tree/init" && chmod 755 "$tree/init" || return 1
 	for module in virtio_pci 9pnet_virtio 9p overlay virtio_console; do
-		/sbin/modprobe -d "$folder" -S "$version" --show-depends "$module"
+		modprobe -d "$folder" -S "$version" --show-depends "$module"
 	done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' >"$pair/modules"
 	number=100
 	while read -r file; do
@@ -99,7 +107,7 @@ wait_for() {
 
 up() {
 	! alive a && ! alive b || die "a pair lives in $pair already: boot.sh down"
-	for tool in qemu-system-x86_64 busybox cpio /sbin/modprobe; do
+	for tool in qemu-system-x86_64 busybox cpio modprobe; do
 		command -v "$tool" >/dev/null || die "$tool is not installed: apt-get install qemu-system-x86 busybox-static cpio kmod"
 	done
 	rm -rf "$pair" && mkdir -p "$pair" || exit 1
