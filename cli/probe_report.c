@@ -195,7 +195,7 @@ void probe_judge_speed(const struct probe *probe, struct doctor *doctor)
 /* --------------------------------------------------------------------- matrices */
 
 struct cell {
-	char text[16];
+	char text[24];
 };
 
 static struct cell latency_cell(const struct pair_result *pair)
@@ -213,26 +213,35 @@ static struct cell speed_cell(const struct pair_result *pair)
 	return cell;
 }
 
+static struct cell cell_at(const struct probe *probe, uint32_t from, uint32_t to, uint32_t rail,
+			   struct cell (*cell_of)(const struct pair_result *pair))
+{
+	const struct pair_result *pair = pair_at(probe, from, to, rail);
+	if (pair->state == PAIR_GOOD)
+		return cell_of(pair);
+	if (pair->state == PAIR_BAD)
+		return (struct cell){"failed"};
+	return from == to ? (struct cell){"."} : (struct cell){"-"};
+}
+
 static void put_matrix(const struct probe *probe, uint32_t rail, const char *title,
 		       struct cell (*cell_of)(const struct pair_result *pair), struct writer *out)
 {
+	size_t width = 2;
+	for (uint32_t from = 0; from < probe->world; from++)
+		for (uint32_t to = 0; to < probe->world; to++) {
+			struct cell cell = cell_at(probe, from, to, rail, cell_of);
+			width = MAX(width, strlen(cell.text));
+		}
 	write_format(out, "\n%s\n  from\\to", title);
 	for (uint32_t to = 0; to < probe->world; to++)
-		write_format(out, " %11u", to);
+		write_format(out, "  %*u", (int)width, to);
 	write_format(out, "\n");
 	for (uint32_t from = 0; from < probe->world; from++) {
 		write_format(out, "  %7u", from);
 		for (uint32_t to = 0; to < probe->world; to++) {
-			const struct pair_result *pair = pair_at(probe, from, to, rail);
-			const char *text = from == to ? "." : "-";
-			struct cell cell;
-			if (pair->state == PAIR_BAD)
-				text = "failed";
-			if (pair->state == PAIR_GOOD) {
-				cell = cell_of(pair);
-				text = cell.text;
-			}
-			write_format(out, " %11s", text);
+			struct cell cell = cell_at(probe, from, to, rail, cell_of);
+			write_format(out, "  %*s", (int)width, cell.text);
 		}
 		write_format(out, "\n");
 	}

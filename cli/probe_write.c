@@ -357,19 +357,21 @@ static int crowd_poll(struct wire **wires, uint32_t wire_count, struct nic *nic,
 		      struct ws_error *err)
 {
 	struct event events[EVENTS_EACH];
-	int count = nic->transport->poll(nic, events, EVENTS_EACH);
+	int count = nic->transport->poll(nic, events, EVENTS_EACH), rc = 0;
 
 	if (count < 0)
-		return ws_fail(err, count, "'%s' is lost", nic->name);
+		return ws_fail(err, count, "'%s' is lost: %s", nic->name,
+			       nic->trouble[0] != '\0' ? nic->trouble : strerror(-count));
 	for (int i = 0; i < count; i++) {
 		struct wire *wire = wire_of(wires, wire_count, events[i].peer);
 		*imms += events[i].kind == EVENT_IMM && events[i].imm == IMM_DATA;
-		if (events[i].kind == EVENT_FAILED && wire != NULL)
-			return op_failed(wire, &events[i], err);
-		if (events[i].kind == EVENT_SENT && wire != NULL)
+		bool ended = events[i].kind == EVENT_SENT || events[i].kind == EVENT_FAILED;
+		if (ended && wire != NULL)
 			wire->in_flight--;
+		if (rc == 0 && events[i].kind == EVENT_FAILED && wire != NULL)
+			rc = op_failed(wire, &events[i], err);
 	}
-	return count;
+	return rc != 0 ? rc : count;
 }
 
 /* One more op of this wire, if its NIC takes one; how many there are left of all. */
