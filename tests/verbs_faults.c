@@ -346,6 +346,7 @@ static void write_while(struct end *end, pid_t receiver, int signal_number, uint
 {
 	enum { OPS = 400 };
 	struct event events[EVENTS_MAX];
+	siginfo_t told;
 	int posted = 0;
 
 	counts_out[0] = counts_out[1] = 0;
@@ -369,6 +370,8 @@ static void write_while(struct end *end, pid_t receiver, int signal_number, uint
 		if (counts_out[0] >= 50 && signal_number != 0) {
 			kill(receiver, signal_number);
 			signal_number = 0;
+			/* It may die or stop only after it has taken the rest. */
+			waitid(P_PID, (id_t)receiver, &told, WEXITED | WSTOPPED | WNOWAIT);
 		}
 		if (taken + count > 0)
 			deadline = deadline_in_ms(stuck_ms);
