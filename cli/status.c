@@ -9,12 +9,12 @@ static void put_member(struct writer *out, const struct json *member)
 {
 	char sent[32], received[32];
 	write_format(
-		out, "%-16s %-10s %9lld  %9s %9s  %s\n", json_text(member, "name", "?"),
+		out, "%-16s %-10s %9lld  %9s %9s  %-30s  %s\n", json_text(member, "name", "?"),
 		json_text(member, "state", "?"), (long long)json_integer(member, "version", 0),
 		format_bytes((uint64_t)json_integer(member, "bytes_sent", 0), sent, sizeof(sent)),
 		format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
 			     sizeof(received)),
-		json_text(member, "host", ""));
+		json_text(member, "host", ""), json_text(member, "nics_chosen", ""));
 	const char *trouble = json_text(member, "nic_trouble", "");
 	if (trouble[0] != '\0')
 		write_format(out, "%-16s %s\n", "", trouble);
@@ -56,8 +56,8 @@ static int put_table(struct writer *out, const struct writer *answer, struct ws_
 	int rc = json_parse(&arena, answer->bytes, answer->count, &limits, &status, err);
 	if (rc == 0) {
 		put_run(out, status);
-		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %s\n", "member", "state", "version",
-			     "sent", "received", "host");
+		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %-30s  %s\n", "member", "state",
+			     "version", "sent", "received", "host", "NICs");
 		const struct json *members = json_get(status, "members");
 		for (const struct json *at = members ? members->first : NULL; at != NULL;
 		     at = at->next)

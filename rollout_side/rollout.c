@@ -195,6 +195,7 @@ static int member_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct
 		.replica = rollout->replica,
 		.world = rollout->world,
 		.host = rollout->host,
+		.nics = rollout->devices.choice,
 		.rails = {.nic_count = rollout->devices.count},
 		.inplace = rollout->inplace,
 		.manifest = rollout->own.manifest,

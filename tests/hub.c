@@ -367,6 +367,8 @@ START_TEST(status_tells_who_is_there_and_what_they_do)
 	ck_assert_str_eq(json_text(json_at(members, 2), "state", ""), "resumed");
 	ck_assert_int_eq(json_integer(json_at(members, 2), "version", 0), 4);
 	ck_assert_int_eq(json_integer(json_at(members, 0), "bytes_sent", 0), 1000);
+	ck_assert_str_eq(json_text(json_at(members, 1), "nics_chosen", ""),
+			 "ipc host (no other is here)");
 	arena_release(&arena);
 	writer_release(&out);
 	world_close(&world);

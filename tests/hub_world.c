@@ -36,6 +36,7 @@ void actor_open(struct world *world, struct actor *actor, const char *manifest)
 					 .replica = actor->replica,
 					 .world = trains ? world->trainers : world->replica_ranks,
 					 .host = "here",
+					 .nics = "ipc host (no other is here)",
 					 .rails = {1, 1, {{7, 1000}}},
 					 .inplace = actor->inplace,
 					 .manifest = text,

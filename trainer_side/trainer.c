@@ -271,6 +271,7 @@ static int member_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct
 		.rank = trainer->rank,
 		.world = trainer->world,
 		.host = host,
+		.nics = trainer->devices.choice,
 		.rails = {.nic_count = trainer->devices.count},
 		.manifest = trainer->manifest,
 		.manifest_bytes = (uint32_t)trainer->manifest_bytes,

@@ -112,8 +112,9 @@ struct member_options {
 	const struct run_key *key;
 	enum member_role role;
 	uint32_t rank, replica;
-	uint32_t world;		   /* trainers, or ranks of a replica: must equal the hub's */
-	const char *host;	   /* equal on one host: hostname and boot id */
+	uint32_t world;	  /* trainers, or ranks of a replica: must equal the hub's */
+	const char *host; /* equal on one host: hostname and boot id */
+	const char *nics; /* which and why, for status; may be NULL; borrowed until close */
 	struct member_rails rails; /* said at first */
 	bool inplace;
 	const void *manifest; /* JSON text of my side; borrowed until close */

@@ -151,6 +151,7 @@ void join_encode(const struct join *join, struct writer *out)
 	write_u32(out, join->replica);
 	write_u32(out, join->world);
 	write_text(out, join->host);
+	write_text(out, join->nics);
 	write_u8(out, join->inplace);
 	write_u64(out, join->manifest_digest);
 	write_u64(out, join->history);
@@ -173,6 +174,7 @@ int join_decode(struct join *join_out, const void *bytes, size_t count, struct w
 	join_out->replica = read_u32(&in);
 	join_out->world = read_u32(&in);
 	read_text(&in, join_out->host, sizeof(join_out->host));
+	read_text(&in, join_out->nics, sizeof(join_out->nics));
 	join_out->inplace = read_bool(&in);
 	join_out->manifest_digest = read_u64(&in);
 	join_out->history = read_u64(&in);

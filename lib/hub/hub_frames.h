@@ -18,6 +18,7 @@ _Static_assert(sizeof(struct member_rails) == 8 + 16 * MEMBER_NICS_MAX, "it has 
 #define HUB_PROTOCOL	     3
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
 #define RULES_BYTES_MAX	     (1u << 20)
+#define JOIN_NICS_BYTES	     512
 #define READY_BODY_BYTES_MAX (4u << 20)
 
 enum hub_frame {
@@ -73,6 +74,7 @@ struct join {
 	enum member_role role;
 	uint32_t rank, replica, world;
 	char host[64];
+	char nics[JOIN_NICS_BYTES]; /* for people */
 	bool inplace;
 	uint64_t manifest_digest;
 	uint64_t history;     /* of the manifests it described before, a hash; 0: none */

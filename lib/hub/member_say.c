@@ -46,6 +46,8 @@ static void join_send(struct member *member)
 			    .history = member->history,
 			    .admitted = member->admitted};
 	memcpy(join.host, member->host, sizeof(join.host));
+	if (options->nics != NULL)
+		snprintf(join.nics, sizeof(join.nics), "%s", options->nics);
 	if (member->down.need_manifest) {
 		join.manifest = options->manifest;
 		join.manifest_bytes = options->manifest_bytes;

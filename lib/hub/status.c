@@ -52,6 +52,7 @@ static void put_seat(const struct progress *progress, const struct seat *seat,
 	if (!trains)
 		json_put_u64(json, "replica", member_id_replica(seat->id));
 	json_put_text(json, "host", seat->info.host);
+	json_put_text(json, "nics_chosen", seat->info.nics);
 	json_put_text(json, "state", seat_state(progress, seat));
 	json_put_bool(json, "in", seat->in != 0);
 	json_put_u64(json, "version", trains ? seat->up.want : seat->up.live_version);
