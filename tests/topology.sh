@@ -44,6 +44,25 @@ head -c 5000 "$hgx" >torn.xml
 refuses "'torn.xml' isn't a topology that" --topology torn.xml
 refuses "no transport is named 'pigeon'" --transport pigeon
 
+# is_local GPU VARIABLE=VALUE..: the launcher that says so has this GPU's rank here.
+is_local() {
+	gpu=$1
+	shift
+	if env "$@" "$ws" nics --topology "$hgx" --gpu local >out 2>&1 && grep -q "used for GPU $gpu\$" out; then
+		passed "nics --gpu local, $*: GPU $gpu"
+	else
+		failed "nics --gpu local, $*" "isn't for GPU $gpu" out
+	fi
+}
+is_local 2 LOCAL_RANK=2 LOCAL_WORLD_SIZE=8
+is_local 5 SLURM_LOCALID=5 'SLURM_STEP_TASKS_PER_NODE=8(x2),4'
+is_local 1 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1
+is_local 3 LOCAL_RANK=8 LOCAL_WORLD_SIZE=8 SLURM_LOCALID=3 SLURM_STEP_TASKS_PER_NODE=4
+LOCAL_RANK=one LOCAL_WORLD_SIZE=8
+export LOCAL_RANK LOCAL_WORLD_SIZE
+refuses "gpu local needs a launcher" --topology "$hgx" --gpu local
+unset LOCAL_RANK LOCAL_WORLD_SIZE
+
 # A rank's own number is its GPU's.
 if mpi 3 "$ws" nics --topology "$hgx" --gpu local --json >out 2>log &&
 	[ "$(grep '"kind":"nic"' out | grep '"transport":"verbs"' | grep -c '"skipped":""')" = 3 ] &&
