@@ -460,9 +460,27 @@ START_TEST(another_process_with_the_same_number_isnt_believed)
 }
 END_TEST
 
+START_TEST(what_isnt_a_pipe_is_never_written_to)
+{
+	struct pair pair;
+	struct peer *peers[2];
+	struct address address;
+
+	open_pair(&pair, 4096, true);
+	const struct transport *transport = pair.nics[0]->transport;
+	for (int i = 0; i < 2; i++)
+		ck_ok(transport->peer_open(pair.nics[i], &peers[i], &address, &err), err);
+	int file = memfd_create("precious", MFD_CLOEXEC);
+	memcpy(&address.bytes[24], &file, sizeof(file));
+	ck_fails(transport->peer_connect(pair.nics[0], peers[0], &address, &err), -EPROTO, err);
+	close(file);
+	pair_close(&pair);
+}
+END_TEST
+
 #define NOBODY 65534
 
-/* which: 0 undumpable, so nothing of it can be opened. */
+/* Nothing of it can be opened, but by root. */
 static void undumpable(int socket, const void *arg)
 {
 	const bool *allocated = arg;
@@ -515,6 +533,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, a_dead_peer_wakes_a_waiter_and_its_ops_fail_by_name, 0, 2);
 	tcase_add_loop_test(tests, a_ring_that_nobody_reads_any_more_fails_what_is_posted, 0, 2);
 	tcase_add_test(tests, another_process_with_the_same_number_isnt_believed);
+	tcase_add_test(tests, what_isnt_a_pipe_is_never_written_to);
 	tcase_add_test(tests, a_process_that_lets_nobody_in_is_named_with_a_remedy);
 	suite_add_tcase(all, tests);
 	return all;

@@ -174,6 +174,7 @@ int shared_make(size_t bytes, int *fd_out, void **map_out, struct ws_error *err)
 int shared_open(pid_t pid, uint32_t fd);
 /* 0 if fd is a sealed file of at least so many bytes: touching a mapping can't be a SIGBUS. */
 int shared_check(int fd, uint64_t bytes);
+bool shared_is_pipe(int fd);
 /* Maps the region of the key as its process's door describes it; false: not exported, or (with
  * *again_out) it is changing just now.  *reason_out says why not. */
 bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key,

@@ -260,6 +260,9 @@ static int files_open(struct peer *peer, const struct remote *remote, struct ws_
 	if (peer->wake_fd < 0)
 		return ws_fail(err, -ENOSPC, "cannot open the pipe of process %d: %s",
 			       (int)remote->pid, strerror(-peer->wake_fd));
+	if (!shared_is_pipe(peer->wake_fd))
+		return ws_fail(err, -EPROTO, "process %d has no pipe where its address says one is",
+			       (int)remote->pid);
 	return 0;
 }
 

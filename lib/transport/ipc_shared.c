@@ -61,6 +61,13 @@ int shared_check(int fd, uint64_t bytes)
 		       : -EPROTO;
 }
 
+bool shared_is_pipe(int fd)
+{
+	struct stat status;
+
+	return fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
 /* ---------------------------------------------------------------- a peer's region */
 
 struct region_copy {
