@@ -114,7 +114,7 @@ static int run_run(const struct command *command, int argc, char **argv)
 		{"fanout", 0, OPTION_TEXT, &given.fanout, "KIND",
 		 "none, node or replica: what rollouts pass on (default none)"},
 		{"ranks-per-node", 0, OPTION_COUNT, &job.ranks_per_node, "N",
-		 "to try --fanout: so many ranks of a replica call themselves one host"},
+		 "to try --fanout: so many ranks of a replica call themselves one host; ipc joins them all"},
 		{"rank", 0, OPTION_COUNT, &given.rank, "N", "without a launcher: this process"},
 		{"world", 0, OPTION_COUNT, &given.world, "N", "without a launcher: all processes"},
 		{"job", 0, OPTION_TEXT, &given.job_name, "NAME", "names the job on this host"},

@@ -330,6 +330,9 @@ int trainer_role(struct job *job)
 	if (rc == 0) {
 		snprintf(who, sizeof(who), "trainer %u", job->rank);
 		say_nics(who, ws_trainer_nics(trainer));
+		if (job->rank == 0 && job->ranks_per_node != 0)
+			say("weightsync: hosts are named by --ranks-per-node, for the plan; which "
+			    "ranks ipc joins doesn't follow them");
 		if (job->verbose)
 			say_core(who, ws_trainer_core(trainer));
 	}
