@@ -64,6 +64,16 @@ static int copier_arm(void *state, struct ws_error *err)
 	return 0;
 }
 
+/* A latency is of the same bytes again and again, as there and back are. */
+static void op_copy(const struct copier *copier, uint32_t i)
+{
+	const struct contest *contest = copier->end->contest;
+	uint64_t from = contest->latency ? 0 : contest_local(contest, i);
+	uint64_t to = contest->latency ? contest->op_bytes : contest_remote(contest, 0, i);
+	memcpy((uint8_t *)copier->to.base + to, (uint8_t *)copier->end->memory.base + from,
+	       contest->op_bytes);
+}
+
 static int copier_run(void *state, struct outcome *outcome, struct ws_error *err)
 {
 	struct copier *copier = state;
@@ -73,9 +83,7 @@ static int copier_run(void *state, struct outcome *outcome, struct ws_error *err
 	for (uint32_t i = 0; !end->receives && i < contest->op_count; i++) {
 		uint64_t begin = contest->latency ? clock_ns() : 0;
 		for (uint32_t k = 0; k < contest->receivers; k++)
-			memcpy((uint8_t *)copier->to.base + contest_remote(contest, 0, i),
-			       (uint8_t *)end->memory.base + contest_local(contest, i),
-			       contest->op_bytes);
+			op_copy(copier, i);
 		if (contest->latency)
 			copier->samples[i] = (double)(clock_ns() - begin) / 1e3;
 	}

@@ -11,7 +11,7 @@
 
 #define SMALL_OPS_MAX	16384u
 #define LATENCY_OPS_MAX 1000u
-#define LATENCY_OPS_MIN 50u
+#define LATENCY_OPS_MIN 10u
 
 struct row {
 	const char *what;

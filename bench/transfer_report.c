@@ -45,7 +45,7 @@ void transfer_head(const struct bench_options *options, const struct bench_nics 
 		write_format(out, "%s %s", i > 0 ? "," : "", nics->names[i]);
 	write_format(out, ", memory %s; medians of %u turns (least to most)\n", options->memory,
 		     options->rounds);
-	write_format(out, "%-26s %-24s %-16s %-24s %s\n", "", "weightsync", "against", "", "ratio");
+	write_format(out, "%-26s %-28s %-16s %-28s %s\n", "", "weightsync", "against", "", "ratio");
 }
 
 static void value_text(const struct contest *contest, const struct rounds *given, uint32_t count,
@@ -71,11 +71,11 @@ static void row_write(const struct score *score, struct writer *out)
 		 contest->receivers, size_text(contest->op_bytes, size, sizeof(size)));
 	value_text(contest, &score->rounds[0], score->round_count, mine, sizeof(mine));
 	if (contest->contender_count == 1)
-		write_format(out, "%-26s %-24s nothing\n", row, mine);
+		write_format(out, "%-26s %-28s nothing\n", row, mine);
 	for (uint32_t i = 1; i < contest->contender_count; i++) {
 		struct spread ratio = ratio_of(score, i);
 		value_text(contest, &score->rounds[i], score->round_count, other, sizeof(other));
-		write_format(out, "%-26s %-24s %-16s %-24s %.3f (%.3f to %.3f)\n",
+		write_format(out, "%-26s %-28s %-16s %-28s %.3f (%.3f to %.3f)\n",
 			     i == 1 ? row : "", i == 1 ? mine : "", contest->contenders[i], other,
 			     ratio.median, ratio.min, ratio.max);
 	}
