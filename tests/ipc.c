@@ -316,23 +316,6 @@ END_TEST
 
 #define ROUNDS 1000
 
-/* Polls, and blocks where nothing came, until so many immediates are here; false: 5 s asleep. */
-static bool block_for(struct end *end, uint64_t imms)
-{
-	while (end->imms < imms) {
-		struct pollfd wait = {.fd = end->nic->wait_fd, .events = POLLIN};
-		if (end_poll(end) == 0 && poll(&wait, 1, 5000) == 0)
-			return false;
-	}
-	return true;
-}
-
-static void burst(struct end *end, uint32_t count)
-{
-	for (uint32_t i = 0; i < count;)
-		i += (uint32_t)end_post(end, 0, 64, i);
-}
-
 /* Answers each burst, whose length both know, by one immediate. */
 static void answerer(int socket, const void *arg)
 {
@@ -478,41 +461,6 @@ START_TEST(what_isnt_a_pipe_is_never_written_to)
 }
 END_TEST
 
-#define NOBODY 65534
-
-/* Nothing of it can be opened, but by root. */
-static void undumpable(int socket, const void *arg)
-{
-	const bool *allocated = arg;
-	char byte;
-	struct end end;
-
-	MUST(setgid(NOBODY) == 0 && setuid(NOBODY) == 0);
-	prctl(PR_SET_DUMPABLE, 0);
-	MUST(end_open(&end, socket, 4096, *allocated, &err) == 0);
-	MUST(read(socket, &byte, 1) >= 0);
-}
-
-START_TEST(a_process_that_lets_nobody_in_is_named_with_a_remedy)
-{
-	bool allocated = true;
-	struct end end;
-
-	if (getuid() != 0) {
-		printf("not run: only root can become a user without rights here\n");
-		return;
-	}
-	struct child child = child_start(undumpable, &allocated);
-	ck_assert_int_eq(setgid(NOBODY) | setuid(NOBODY), 0);
-	ck_ok(end_open(&end, child.socket, 4096, true, &err), err);
-	ck_fails(end.nic->transport->peer_connect(end.nic, end.peer, &end.other.address, &err),
-		 -ENOTSUP, err);
-	ck_assert_ptr_nonnull(strstr(err.text, "undumpable"));
-	close(child.socket);
-	end_close(&end);
-}
-END_TEST
-
 Suite *suite(void)
 {
 	Suite *all = suite_create("ipc");
@@ -534,7 +482,6 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, a_ring_that_nobody_reads_any_more_fails_what_is_posted, 0, 2);
 	tcase_add_test(tests, another_process_with_the_same_number_isnt_believed);
 	tcase_add_test(tests, what_isnt_a_pipe_is_never_written_to);
-	tcase_add_test(tests, a_process_that_lets_nobody_in_is_named_with_a_remedy);
 	suite_add_tcase(all, tests);
 	return all;
 }

@@ -7,6 +7,7 @@
 #define IPC_ENDS_H
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,23 @@ static inline int end_post(struct end *end, uint64_t offset, uint64_t bytes, uin
 	};
 
 	return end->nic->transport->post(end->nic, &op, 1);
+}
+
+/* Polls, and blocks where nothing came, until so many immediates are here; false: 5 s asleep. */
+static inline bool block_for(struct end *end, uint64_t imms)
+{
+	while (end->imms < imms) {
+		struct pollfd wait = {.fd = end->nic->wait_fd, .events = POLLIN};
+		if (end_poll(end) == 0 && poll(&wait, 1, 5000) == 0)
+			return false;
+	}
+	return true;
+}
+
+static inline void burst(struct end *end, uint32_t count)
+{
+	for (uint32_t i = 0; i < count;)
+		i += (uint32_t)end_post(end, 0, 64, i);
 }
 
 static inline uint64_t end_digest(const struct end *end)

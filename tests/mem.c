@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The door to malloc, arenas, and the memory that weights live in. */
 #include "lib/base/base.h"
+#include "lib/cuda/cuda.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -228,6 +229,32 @@ START_TEST(what_cannot_be_had_is_a_sentence)
 }
 END_TEST
 
+START_TEST(the_first_so_many_allocations_are_found_by_their_addresses)
+{
+	static struct ws_memory memories[MEMORY_FILED_MAX + 1];
+	struct memory_files files;
+	struct ws_error err;
+
+	for (uint32_t i = 0; i <= MEMORY_FILED_MAX; i++) {
+		ck_ok(ws_memory_alloc(&memories[i], 8192, &err), err);
+		bool kept = memory_files((uint8_t *)memories[i].base + 100, 8092, &files);
+		ck_assert(kept == (i < MEMORY_FILED_MAX));
+		if (!kept)
+			continue;
+		ck_assert_uint_eq(files.offset, 100);
+		ck_assert_uint_eq(files.count, 1);
+		ck_assert_uint_eq(files.files[0].bytes, 8192);
+		ck_assert(!memory_files((uint8_t *)memories[i].base + 100, 8093, &files));
+	}
+	/* One that is freed makes room for the next. */
+	ws_memory_free(&memories[7]);
+	ck_ok(ws_memory_alloc(&memories[7], 1, &err), err);
+	ck_assert(memory_files(memories[7].base, 1, &files));
+	for (uint32_t i = 0; i <= MEMORY_FILED_MAX; i++)
+		ws_memory_free(&memories[i]);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("mem");
@@ -246,6 +273,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tcase, host_memory_is_zeroed_and_whole_pages, 0, 5);
 	tcase_add_test(tcase, host_memory_is_shared_with_a_child);
 	tcase_add_test(tcase, what_cannot_be_had_is_a_sentence);
+	tcase_add_test(tcase, the_first_so_many_allocations_are_found_by_their_addresses);
 	suite_add_tcase(all, tcase);
 	return all;
 }

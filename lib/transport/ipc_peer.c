@@ -240,16 +240,16 @@ static int file_believe(const struct remote *remote, uint32_t fd, size_t bytes,
 /* The peer's door and its ring, the receiver's part of which stays read-only here. */
 static int files_open(struct peer *peer, const struct remote *remote, struct ws_error *err)
 {
-	void *door, *ring;
+	void *door = NULL, *ring = NULL;
 
 	int rc = file_believe(remote, remote->door_fd, sizeof(struct door), &remote->door_secret,
 			      &door, err);
-	if (rc != 0)
+	if (rc != 0 || door == NULL)
 		return rc;
 	peer->door = door;
 	rc = file_believe(remote, remote->ring_fd, IPC_RING_BYTES, &remote->ring_secret, &ring,
 			  err);
-	if (rc != 0)
+	if (rc != 0 || ring == NULL)
 		return rc;
 	peer->out_head = ring;
 	peer->out_tail = (struct ring_tail *)((uint8_t *)ring + IPC_PART_BYTES);
@@ -275,6 +275,7 @@ static int call_try(struct peer *peer, const struct remote *remote, struct ws_er
 	bool needed = false;
 
 	peer->gate_there = remote->gate;
+	peer->call_error = 0;
 	if (process_vm_writev(remote->pid, &from, 1, &to, 1, 0) == (ssize_t)sizeof(knock))
 		return 0;
 	peer->call_error = errno;
