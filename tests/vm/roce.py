@@ -127,25 +127,32 @@ def _(world):
 # ------------------------------------------------------------------ what breaks in mid update
 
 class Attempt:
-    """An update of which bytes are under way, and what everybody had said before.  What is done to it may take a
-    moment too long on a busy machine, and then hits the next one."""
+    """An update of which bytes are under way, and what everybody had said before.  What is done to it may take too
+    long on a busy machine, and then hits the next one."""
 
     def __init__(self, run):
-        self.run, self.since = run, {at: process.mark() for at, process in run.rollouts.items()}
-        self.pushes = len(run.pushes())
-        self.version = run.mid_transfer(share=0.2)
+        self.run, self.version = run, None
+        for tries_left in (2, 1, 0):
+            self.since = {at: process.mark() for at, process in run.rollouts.items()}
+            self.pushes = len(run.pushes())
+            try:
+                self.version = run.mid_transfer(share=0.2)
+                break
+            except Wrong:  # it had landed already
+                if tries_left == 0:
+                    raise
 
-    def aborts(self, pattern, seconds, victim=None):
-        """Each rollout but the victim says why, and that it still holds the old weights, every byte; the push fails."""
+    def aborts(self, pattern, victim=None):
+        """The push fails in time and says why; each rollout but the victim, where that version had begun, says
+        that it holds the old weights, every byte."""
+        push = self.run.push("a push fails with '%s'" % pattern, 2 * self.run.push_s, self.pushes,
+                             lambda p: not p["ok"] and re.search(pattern, p["error"]))
+        self.version = push["version"]
         for at, process in self.run.rollouts.items():
-            if process is victim:
+            if process is victim or not process.lines("version %d begins" % self.version, since=self.since[at]):
                 continue
-            line = process.says(r"version \d+ was aborted, the old weights stay: .*" + pattern, seconds, self.since[at])
-            self.version = int(re.search(r"version (\d+) was aborted", line).group(1))
+            process.says("version %d was aborted, the old weights stay: " % self.version, 60, self.since[at])
             process.says("version %d is whole" % (self.version - 1), 60, self.since[at])
-        if victim is not self.run.trainers[0]:
-            self.run.push("the push of version %d fails" % self.version, 60, self.pushes,
-                          lambda p: p["version"] == self.version and not p["ok"])
 
     def over(self, victim=None):
         """A version is live everywhere, and nobody who is healthy has ended."""
@@ -169,7 +176,7 @@ def _(world):
     attempt = Attempt(run)
     link("b", ("eth0",), "down")
     try:
-        attempt.aborts("rxe1.*down", run.push_s)
+        attempt.aborts("rxe1")
         attempt.over()
         nics = run.pushes()[-1]["nics"]
         alive = [nic for nic in nics if nic["bytes_sent"] > 0]
@@ -189,7 +196,7 @@ def _(world):
     attempt = Attempt(run)
     link("b", pair.RAILS, "down")
     try:
-        attempt.aborts("", run.push_s)
+        attempt.aborts("")
         time.sleep(1)
     finally:
         link("b", pair.RAILS, "up")
@@ -217,7 +224,7 @@ def _(world):
     attempt = Attempt(run)
     victim.kill(signal.SIGKILL)
     expect(victim.ends(60) == -signal.SIGKILL, "it wasn't killed")
-    attempt.aborts("rollout 0.1", run.push_s, victim)
+    attempt.aborts("rollout 0.1", victim)
     run.start_rollout(0, 1)
     attempt.over(victim)
 
@@ -228,9 +235,9 @@ def _(world):
     victim = run.rollouts[0, 0]
     attempt = Attempt(run)
     victim.kill(signal.SIGSTOP)
-    attempt.aborts("rollout 0.0", run.push_s, victim)
+    attempt.aborts("rollout 0.0", victim)
     victim.kill(signal.SIGCONT)
-    attempt.aborts("", 60)
+    attempt.aborts("")
     attempt.over()
 
 
@@ -241,7 +248,7 @@ def _(world):
     attempt = Attempt(run)
     victim.kill(signal.SIGKILL)
     expect(victim.ends(60) == -signal.SIGKILL, "it wasn't killed")
-    attempt.aborts("trainer 1", run.push_s)
+    attempt.aborts("trainer 1")
     run.start_trainer(1, attempt.version)
     attempt.over(victim)
 
@@ -252,7 +259,7 @@ def _(world):
     victim = run.trainers[1]
     attempt = Attempt(run)
     victim.kill(signal.SIGSTOP)
-    attempt.aborts("trainer 1", run.push_s)
+    attempt.aborts("trainer 1")
     victim.kill(signal.SIGCONT)
     attempt.over()
 
@@ -265,7 +272,7 @@ def _(world):
     attempt = Attempt(run)
     shape("a", ("eth1",), "loss", "100%")
     try:
-        attempt.aborts("rxe2.*transport retry counter exceeded", run.push_s)
+        attempt.aborts("rxe2.*transport retry counter exceeded")
     finally:
         shape("a", ("eth1",))
     attempt.over()
@@ -294,7 +301,7 @@ def _(world):
     on("b", "sh", "-c", "tc qdisc add dev eth0 ingress && tc filter add dev eth0 parent ffff: matchall "
        "action police rate 10gbit burst 1m mtu 600 conform-exceed drop/ok")
     try:
-        attempt.aborts("rxe1.*transport retry counter exceeded", run.push_s)
+        attempt.aborts("rxe1.*transport retry counter exceeded")
     finally:
         on("b", "tc", "qdisc", "del", "dev", "eth0", "ingress")
     attempt.over()
