@@ -3,6 +3,7 @@
  * What this host, or a saved topology, offers to a transport; and where each of those NICs hangs.
  */
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -18,10 +19,16 @@ static bool is_sockets(const char *provider)
 	       strcmp(provider, "sockets") == 0;
 }
 
-static void skip(struct nic_info *info, const char *why)
+/* The first reason stays. */
+__attribute__((format(printf, 2, 3))) static void skip(struct nic_info *info, const char *format,
+						       ...)
 {
+	va_list args;
+
+	va_start(args, format);
 	if (info->skipped[0] == 0)
-		snprintf(info->skipped, sizeof(info->skipped), "%.*s", NIC_TROUBLE_MAX - 1, why);
+		vsnprintf(info->skipped, sizeof(info->skipped), format, args);
+	va_end(args);
 }
 
 /* ---------------------------------------------------------------- this host's */
@@ -29,8 +36,6 @@ static void skip(struct nic_info *info, const char *why)
 static void interface_offer(const struct interface *interface, const char *provider,
 			    struct nic_info *info)
 {
-	char why[64];
-
 	snprintf(info->transport, sizeof(info->transport), "fabric");
 	snprintf(info->device, sizeof(info->device), "%.40s/%s", provider,
 		 interface->address[0] != 0 ? interface->address : interface->name);
@@ -40,16 +45,14 @@ static void interface_offer(const struct interface *interface, const char *provi
 	info->mbps = interface->mbps;
 	info->mtu = interface->mtu;
 	info->numa = -1;
-	if (interface->bond[0] != 0) {
-		snprintf(why, sizeof(why), "slave of %s", interface->bond);
-		skip(info, why);
-	} else if (!interface->up) {
+	if (interface->bond[0] != 0)
+		skip(info, "slave of %s", interface->bond);
+	else if (!interface->up)
 		skip(info, "the interface is down");
-	} else if (interface->address[0] == 0) {
+	else if (interface->address[0] == 0)
 		skip(info, "it has no IPv4 address");
-	} else if (interface->loopback) {
+	else if (interface->loopback)
 		skip(info, "loopback: name it to use it");
-	}
 }
 
 static int sockets_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
@@ -90,18 +93,15 @@ static int fabric_list(struct arena *arena, const char *provider, struct nic_inf
 static int verbs_list(struct arena *arena, struct nic_info **infos_out, uint32_t *count_out,
 		      struct ws_error *err)
 {
-	char why[NIC_TROUBLE_MAX];
 	int rc = verbs_offers(arena, infos_out, count_out, err);
 
 	for (uint32_t i = 0; rc == 0 && i < *count_out; i++) {
 		struct nic_info *info = &(*infos_out)[i];
 		for (uint32_t k = 0; k < i && info->netdev[0] != 0; k++) {
 			const struct nic_info *first = &(*infos_out)[k];
-			if (first->skipped[0] != 0 || strcmp(first->netdev, info->netdev) != 0)
-				continue;
-			snprintf(why, sizeof(why), "its address is that of %.90s, over %s",
-				 first->device, info->netdev);
-			skip(info, why);
+			if (first->skipped[0] == 0 && strcmp(first->netdev, info->netdev) == 0)
+				skip(info, "its address is that of %s, over %s", first->device,
+				     info->netdev);
 		}
 	}
 	return rc;
@@ -168,9 +168,8 @@ static void saved_port(const struct topology_nic *nic, uint32_t port, struct nic
 	saved_offer(nic, text, info);
 	bool active = (nic->active >> (port - 1) & 1) != 0;
 	snprintf(info->state, sizeof(info->state), "%s", active ? "up" : "down");
-	snprintf(text, sizeof(text), "port %u is down", port);
 	if (!active)
-		skip(info, text);
+		skip(info, "port %u is down", port);
 }
 
 static void saved_interface(const struct topology *topology, const struct topology_nic *nic,
@@ -182,10 +181,8 @@ static void saved_interface(const struct topology *topology, const struct topolo
 	saved_offer(nic, text, info);
 	for (uint32_t i = 0; i < topology->nic_count; i++) {
 		const struct topology_nic *other = &topology->nics[i];
-		if (!is_bonded(other) || !same_card(other, nic))
-			continue;
-		snprintf(text, sizeof(text), "slave of %s's bond", other->name);
-		skip(info, text);
+		if (is_bonded(other) && same_card(other, nic))
+			skip(info, "slave of %s's bond", other->name);
 	}
 }
 
