@@ -76,6 +76,17 @@ threaded() {
 		$(suites)
 }
 
+# Pure computation, minutes of it under a sanitizer: only the whole matrix does that.
+heavy='coverage|oracle|plan_balance|plan_golden|plan_properties|quant|simulate_paper'
+
+long_ones() {
+	suites | grep -E "/($heavy)\.c"
+}
+
+short_ones() {
+	suites | grep -vE "/($heavy)\.c"
+}
+
 # The test programs of one build folder, as many at once as there are cores: most of them wait.
 programs() {
 	names=$(${2:-suites} | sed 's,tests/,,; s,\.c$,,')
@@ -135,7 +146,7 @@ check() {
 	part "the page of a plan, in a browser" scripts build page
 	part "compile asan+ubsan" compile asan SAN=address,undefined
 	part "real verbs: two virtual machines with two RoCE rails each" scripts build roce
-	part "the same under asan+ubsan" programs build-address,undefined
+	part "the same under asan+ubsan, but for the planner's long ones" programs build-address,undefined short_ones
 	part "corpora of the fuzzers, under asan+ubsan" scripts build-address,undefined fuzz_seeds
 }
 
@@ -148,6 +159,7 @@ ci() {
 	part "tsan: what has threads" programs build-thread threaded
 	part "tsan: the examples" scripts build-thread examples
 	part "every nth allocation of starting a side" run_one mem_nth env WS_EVERY_NTH=1 build/tests/mem_nth_sides
+	part "asan+ubsan: the planner's long ones" programs build-address,undefined long_ones
 	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates auto cli examples
 	part "valgrind" scripts build valgrind
 	part "fuzz" scripts build fuzz
