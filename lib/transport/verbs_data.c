@@ -114,6 +114,7 @@ static int chain_post(struct verbs *verbs, const struct op *ops, int count)
 	int rc = ibv_post_send(peer->qp, chain, &bad);
 	/* A doorbell that fails leaves bad alone: the requests are in the queue. */
 	int posted = rc != 0 && bad != NULL ? (int)(bad - chain) : made;
+	assert(posted >= 0 && posted <= made);
 	peer->posted += (uint32_t)posted;
 	peer->queued += (uint32_t)posted;
 	if (rc != 0 && rc != ENOMEM)

@@ -4,6 +4,7 @@
  * are made from, and what this host offers.
  */
 #include <arpa/inet.h>
+#include <assert.h>
 #include <errno.h>
 #include <net/if.h>
 #include <stdio.h>
@@ -97,7 +98,7 @@ int verbs_options_parse(struct verbs_options *options, const char *device, struc
 					  .receives = -1};
 	if (strlen(device) >= sizeof(text))
 		return ws_fail(err, -EINVAL, "the device's name '%s' is too long", device);
-	strcpy(text, device);
+	snprintf(text, sizeof(text), "%s", device);
 	rest = strchr(text, '?');
 	if (rest != NULL)
 		*rest++ = 0;
@@ -177,34 +178,41 @@ static void names_write(struct ibv_device **devices, int count, char *text, size
 	text[MIN(out.count, room - 1)] = 0;
 }
 
+static int device_open(struct ibv_device **devices, int count, const struct verbs_options *options,
+		       struct ibv_context **context_out, struct ws_error *err)
+{
+	char names[160];
+
+	for (int i = 0; i < count; i++) {
+		if (strcmp(ibv_get_device_name(devices[i]), options->device) != 0)
+			continue;
+		*context_out = ibv_open_device(devices[i]);
+		return *context_out != NULL
+			       ? 0
+			       : ws_fail(err, -ENODEV, "cannot open RDMA device '%s': %s",
+					 options->device, strerror(errno));
+	}
+	names_write(devices, count, names, sizeof(names));
+	return ws_fail(err, -ENODEV, "no RDMA device is named '%s'; this host has %s",
+		       options->device, names);
+}
+
 static int device_find(const struct verbs_options *options, struct ibv_context **context_out,
 		       struct ws_error *err)
 {
-	int count = 0, rc = 0, found = -1;
-	char names[160];
+	int count = 0;
 	struct ibv_device **devices = ibv_get_device_list(&count);
 
-	if (devices == NULL || count == 0)
-		rc = ws_fail(err, -ENODEV,
-			     "this host has no RDMA device for '%s'; is the driver loaded, and "
-			     "/dev/infiniband in this container?",
-			     options->device);
-	for (int i = 0; rc == 0 && i < count; i++)
-		if (strcmp(ibv_get_device_name(devices[i]), options->device) == 0)
-			found = i;
-	if (rc == 0 && found < 0) {
-		names_write(devices, count, names, sizeof(names));
-		rc = ws_fail(err, -ENODEV, "no RDMA device is named '%s'; this host has %s",
-			     options->device, names);
+	if (devices == NULL || count == 0) {
+		if (devices != NULL)
+			ibv_free_device_list(devices);
+		return ws_fail(err, -ENODEV,
+			       "this host has no RDMA device for '%s'; is the driver loaded, and "
+			       "/dev/infiniband in this container?",
+			       options->device);
 	}
-	if (rc == 0) {
-		*context_out = ibv_open_device(devices[found]);
-		if (*context_out == NULL)
-			rc = ws_fail(err, -ENODEV, "cannot open RDMA device '%s': %s",
-				     options->device, strerror(errno));
-	}
-	if (devices != NULL)
-		ibv_free_device_list(devices);
+	int rc = device_open(devices, count, options, context_out, err);
+	ibv_free_device_list(devices);
 	return rc;
 }
 
@@ -247,8 +255,10 @@ int verbs_port_open(const struct verbs_options *options, struct ibv_context **co
 {
 	memset(port_out, 0, sizeof(*port_out));
 	int rc = device_find(options, context_out, err);
-	if (rc == 0)
-		rc = port_choose(*context_out, options, port_out, err);
+	if (rc != 0)
+		return rc;
+	assert(*context_out != NULL);
+	rc = port_choose(*context_out, options, port_out, err);
 	if (rc == 0 && verbs_gid_scan(*context_out, port_out, options->gid, &port_out->gid) != 0)
 		rc = ws_fail(err, -ENODEV, "%s port %u can't be used: %s", options->device,
 			     port_out->number, port_out->gid.reason);

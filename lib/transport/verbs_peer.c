@@ -42,6 +42,7 @@ static int wire_decode(const struct verbs *verbs, const struct address *address,
 	const struct verbs_gid *gid = &verbs->port.gid;
 	struct reader in = reader_make(address->bytes, MIN(address->count, ADDRESS_BYTES_MAX));
 
+	memset(wire, 0, sizeof(*wire));
 	if (address->count > ADDRESS_BYTES_MAX || read_u32(&in) != ADDRESS_MAGIC)
 		return ws_fail(err, -EPROTO, "%s got an address that no verbs NIC makes",
 			       verbs->nic.name);
