@@ -188,8 +188,11 @@ static int rows_run(const struct bench_options *options, const struct bench_nics
 		    struct score *score, struct writer *out, struct ws_error *err)
 {
 	const char *last = "";
-	transfer_head(options, nics, out);
-	int rc = flush(out, options->out, err);
+	int rc = 0;
+	if (!options->json) {
+		transfer_head(options, nics, out);
+		rc = flush(out, options->out, err);
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(rows) && rc == 0; i++) {
 		/* With a size of one's own the rows of one kind are all alike. */
 		bool again = options->op_bytes != 0 && strcmp(rows[i].what, last) == 0;

@@ -28,7 +28,7 @@ struct score {
 int transfer_run(const struct contest *contest, const struct bench_nics *nics, const char *peer,
 		 struct score *score, struct ws_error *err);
 
-/* The table's head and rows, or JSON. */
+/* The table's head; a row of it, or of JSON. */
 void transfer_head(const struct bench_options *options, const struct bench_nics *nics,
 		   struct writer *out);
 void transfer_report(const struct bench_options *options, const struct bench_nics *nics,

@@ -38,8 +38,6 @@ static const char *size_text(uint64_t bytes, char *out, size_t room)
 void transfer_head(const struct bench_options *options, const struct bench_nics *nics,
 		   struct writer *out)
 {
-	if (options->json)
-		return;
 	write_format(out, "%s over", nics->transport);
 	for (uint32_t i = 0; i < nics->count; i++)
 		write_format(out, "%s %s", i > 0 ? "," : "", nics->names[i]);
