@@ -9,6 +9,7 @@
 #define FILES_EACH_PEER 22
 #define FILES_OF_OURS	64
 #define FILES_ENOUGH	4096
+#define FILES_WANTED	UINT64_C(65536)
 #define MEMLOCK_LEAST	(UINT64_C(1) << 30)
 #define SHM_ENOUGH	(UINT64_C(1) << 30)
 #define CAP_IPC_LOCK	14
@@ -127,9 +128,10 @@ static void files(struct doctor *doctor)
 			   (unsigned long long)soft, (unsigned long long)peers);
 		return;
 	}
+	bool may_raise = hard >= FILES_ENOUGH;
 	snprintf(fix, sizeof(fix), "`ulimit -n %llu`%s",
-		 (unsigned long long)MIN(MAX(hard, soft), 65536u),
-		 hard < FILES_ENOUGH ? ", after raising nofile in /etc/security/limits.conf" : "");
+		 (unsigned long long)(may_raise ? MIN(hard, FILES_WANTED) : FILES_WANTED),
+		 may_raise ? "" : ", after raising nofile in /etc/security/limits.conf");
 	doctor_say(doctor, peers == 0 ? HEALTH_PROBLEM : HEALTH_WARNING, "files",
 		   "a peer over tcp holds 22 of them for each pair of NICs", fix,
 		   "only %llu may be open, enough for about %llu peers over tcp",
@@ -148,24 +150,29 @@ static const char *chosen(struct doctor *doctor, const char *path)
 
 static void hugepages(struct doctor *doctor)
 {
+	static const char why[] =
+		"copies and registration are faster with 2 MiB pages than with 4 KiB";
+	static const char fix_own[] =
+		"`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`";
+	static const char fix_others[] =
+		"`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`";
 	const char *own = chosen(doctor, "/sys/kernel/mm/transparent_hugepage/shmem_enabled");
 	const char *others = chosen(doctor, "/sys/kernel/mm/transparent_hugepage/enabled");
+	char fix[sizeof(fix_own) + sizeof(fix_others) + 2];
 
-	if (own == NULL || others == NULL)
-		doctor_say(doctor, HEALTH_NOTE, "hugepages",
-			   "copies and registration are faster with 2 MiB pages than with 4 KiB",
+	if (own == NULL || others == NULL) {
+		doctor_say(doctor, HEALTH_NOTE, "hugepages", why,
 			   "a kernel with CONFIG_TRANSPARENT_HUGEPAGE",
 			   "this kernel has no transparent huge pages");
-	else if (strcmp(own, "never") == 0 || strcmp(own, "deny") == 0 ||
-		 strcmp(others, "never") == 0)
-		doctor_say(doctor, HEALTH_NOTE, "hugepages",
-			   "copies and registration are faster with 2 MiB pages than with 4 KiB",
-			   "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`, "
-			   "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`",
-			   "shared memory: %s, other memory: %s", own, others);
-	else
-		doctor_say(doctor, HEALTH_OK, "hugepages", "", "",
-			   "shared memory: %s, other memory: %s", own, others);
+		return;
+	}
+	bool own_off = strcmp(own, "never") == 0 || strcmp(own, "deny") == 0;
+	bool others_off = strcmp(others, "never") == 0;
+	snprintf(fix, sizeof(fix), "%s%s%s", own_off ? fix_own : "",
+		 own_off && others_off ? ", " : "", others_off ? fix_others : "");
+	doctor_say(doctor, own_off || others_off ? HEALTH_NOTE : HEALTH_OK, "hugepages",
+		   own_off || others_off ? why : "", fix, "shared memory: %s, other memory: %s",
+		   own, others);
 }
 
 /* What follows size= in the mount's options; 0: half of the memory, the kernel's default. */

@@ -25,8 +25,8 @@ void doctor_launch(struct doctor *doctor, const struct launch *launch, int rc,
 {
 	half_set(doctor);
 	if (rc == 0)
-		doctor_say(doctor, HEALTH_OK, "launcher", "", "", "%s: %u ranks", launch->source,
-			   launch->world);
+		doctor_say(doctor, HEALTH_OK, "launcher", "", "", "%s: %u rank%s", launch->source,
+			   launch->world, launch->world == 1 ? "" : "s");
 	else if (rc == -ENOENT)
 		doctor_say(doctor, HEALTH_OK, "launcher", "", "",
 			   "none: this process is looked at alone");

@@ -123,7 +123,7 @@ says 2 "key is needed: make one with keygen" "$ws" doctor --peer 127.0.0.1:1
 says 2 "looks at files only" "$ws" doctor --root plain --rank 0 --world 2
 says 1 "no transport is named 'vebs'" "$ws" doctor --transport vebs
 says 1 "no interface of this host" "$ws" doctor --nics 203.0.113.7
-says 0 "ok *launcher *torchrun: 1 ranks" env RANK=0 WORLD_SIZE=1 "$ws" doctor --nics 127.0.0.1
+says 0 "ok *launcher *torchrun: 1 rank$" env RANK=0 WORLD_SIZE=1 "$ws" doctor --nics 127.0.0.1
 says 0 "warning *launcher *RANK is set, but WORLD_SIZE isn't" env RANK=0 "$ws" doctor --nics 127.0.0.1
 says 1 "problem *launcher .*torchrun says rank 1 of 2" env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=3 RANK=1 \
 	WORLD_SIZE=2 "$ws" doctor --nics 127.0.0.1
