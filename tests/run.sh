@@ -160,7 +160,7 @@ ci() {
 	part "tsan: the examples" scripts build-thread examples
 	part "every nth allocation of starting a side" run_one mem_nth env WS_EVERY_NTH=1 build/tests/mem_nth_sides
 	part "asan+ubsan: the planner's long ones" programs build-address,undefined long_ones
-	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates auto cli examples
+	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates auto cli doctor examples
 	part "valgrind" scripts build valgrind
 	part "fuzz" scripts build fuzz
 	part "tidy" command_passes tidy make -s tidy
