@@ -64,6 +64,10 @@ int say_usage(const struct command *command, const char *format, ...)
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Writes all of it and flushes; EXIT_FAILED with a sentence when stdout can't be written. */
 int put_stdout(const struct writer *text);
+/* How wide the terminal is, so far as an eye likes that; otherwise: stdout isn't one. */
+uint32_t stdout_columns(uint32_t otherwise);
+/* Words until the line is full, and its end; further lines begin under the first, at indent. */
+void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t columns);
 /* Findings as a table on stderr: kind, where, sentence; alike ones are folded. */
 void say_findings(const struct findings *findings);
 /* The same as one JSON object on stdout. */

@@ -5,8 +5,6 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include "cli/doctor.h"
 #include "cli/probe.h"
@@ -19,15 +17,6 @@ struct doctor_command {
 	uint32_t start_ms, deadline_ms;
 	bool alone, as_json;
 };
-
-/* Wide enough for a sentence, narrow enough for an eye. */
-static uint32_t terminal_columns(void)
-{
-	struct winsize size;
-	if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 40)
-		return 100;
-	return MIN(size.ws_col, 120u);
-}
 
 static void put_verdict(const struct doctor *doctor, bool as_json, struct writer *out)
 {
@@ -59,7 +48,7 @@ static int put_result(const struct doctor *doctor, const struct probe *probe, bo
 	if (as_json)
 		doctor_put_json(doctor, &out);
 	else
-		doctor_put_table(doctor, world, terminal_columns(), &out);
+		doctor_put_table(doctor, world, stdout_columns(100), &out);
 	if (probe != NULL && as_json)
 		probe_put_json(probe, &out);
 	else if (probe != NULL)

@@ -158,28 +158,6 @@ const char *format_ranks(uint64_t ranks, char *out, size_t room)
 	return out;
 }
 
-/* Words until the line is full; further lines begin under the first. */
-static void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t columns)
-{
-	uint32_t column = indent;
-
-	for (const char *at = text; *at != '\0';) {
-		uint32_t length = (uint32_t)strcspn(at, " ");
-		if (column > indent && column + 1 + length > columns) {
-			write_format(out, "\n%*s", (int)indent, "");
-			column = indent;
-		} else if (column > indent) {
-			write_format(out, " ");
-			column++;
-		}
-		write_bytes(out, at, length);
-		column += length;
-		at += length;
-		at += strspn(at, " ");
-	}
-	write_format(out, "\n");
-}
-
 static void put_part(struct writer *out, const char *label, const char *text, uint32_t columns)
 {
 	if (text[0] == '\0')

@@ -150,7 +150,7 @@ static int nics_run(const struct command *command, int argc, char **argv)
 	if (rc == 0 && wanted.as_json)
 		host_view_put_json(&view, &out);
 	else if (rc == 0)
-		rc = host_view_put_table(&view, &out, &err);
+		rc = host_view_put_table(&view, stdout_columns(UINT32_MAX), &out, &err);
 	status = rc != 0 ? say_failure(&err) : put_stdout(&out);
 	writer_release(&out);
 	topology_release(&view.topology);

@@ -26,7 +26,9 @@ struct host_view {
 	struct core_choice core; /* for host memory, of this process */
 };
 
-int host_view_put_table(struct host_view *view, struct writer *out, struct ws_error *err);
+/* columns: where a table's last cells are folded. */
+int host_view_put_table(struct host_view *view, uint32_t columns, struct writer *out,
+			struct ws_error *err);
 void host_view_put_json(const struct host_view *view, struct writer *out);
 
 #endif

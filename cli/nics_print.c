@@ -10,13 +10,15 @@
 /* ---------------------------------------------------------------- a table */
 
 #define COLUMNS_MAX 12
+#define FOLDED_MIN  16 /* narrower, a folded cell is worse than a broken line */
 
 /* Cells are texts in an arena; a column that is empty below its title isn't shown. */
 struct table {
 	const char *titles[COLUMNS_MAX];
 	const char *(*rows)[COLUMNS_MAX];
 	uint32_t row_count;
-	bool failed; /* a text found no memory */
+	uint32_t columns; /* of the screen: the last cells are folded there */
+	bool failed;	  /* a text found no memory */
 };
 
 static const char *cell(const char *text)
@@ -35,19 +37,28 @@ static size_t column_width(const struct table *table, uint32_t column)
 
 static void row_put(const struct table *table, const char *const *cells, struct writer *out)
 {
-	size_t blanks = 0;
+	size_t blanks = 0, at = 0;
+	const char *last = "";
 
 	for (uint32_t column = 0; column < COLUMNS_MAX && table->titles[column] != NULL; column++) {
 		size_t width = column_width(table, column), length = strlen(cell(cells[column]));
 		if (width == 0)
 			continue;
+		if (column + 1 == COLUMNS_MAX || table->titles[column + 1] == NULL) {
+			last = cell(cells[column]);
+			break;
+		}
 		if (length > 0) {
 			write_format(out, "%*s%s", (int)blanks, "", cells[column]);
 			blanks = 0;
 		}
 		blanks += width - length + 2;
+		at += width + 2;
 	}
-	write_format(out, "\n");
+	if (last[0] != '\0')
+		write_format(out, "%*s", (int)blanks, "");
+	put_folded(out, last, (uint32_t)at,
+		   at + FOLDED_MIN <= table->columns ? table->columns : UINT32_MAX);
 }
 
 static int table_put(const struct table *table, struct writer *out, struct ws_error *err)
@@ -123,10 +134,12 @@ static const char *core_text(struct arena *arena, const struct core_choice *core
 
 /* ---------------------------------------------------------------- tables */
 
-static int gpus_put(struct host_view *view, struct writer *out, struct ws_error *err)
+static int gpus_put(struct host_view *view, uint32_t columns, struct writer *out,
+		    struct ws_error *err)
 {
 	struct arena *arena = &view->arena;
-	struct table table = {.titles = {"GPU", "PCI", "NUMA", "name", "I/O core", "NICs"}};
+	struct table table = {.titles = {"GPU", "PCI", "NUMA", "name", "I/O core", "NICs"},
+			      .columns = columns};
 
 	int rc = table_make(&table, arena, view->topology.gpu_count, err);
 	for (uint32_t i = 0; rc == 0 && i < view->topology.gpu_count; i++) {
@@ -147,13 +160,15 @@ static int gpus_put(struct host_view *view, struct writer *out, struct ws_error 
 	return rc == 0 ? table_put(&table, out, err) : rc;
 }
 
-static int nics_put(struct host_view *view, struct writer *out, struct ws_error *err)
+static int nics_put(struct host_view *view, uint32_t columns, struct writer *out,
+		    struct ws_error *err)
 {
 	struct arena *arena = &view->arena;
 	const char *used = view->gpu < 0 ? "used for host memory"
 					 : arena_text(arena, "used for GPU %d", view->gpu);
 	struct table table = {.titles = {"transport", "device", "interface", "PCI", "NUMA",
-					 "subnet", "Mb/s", "MTU", "GPUs", cell(used)}};
+					 "subnet", "Mb/s", "MTU", "GPUs", cell(used)},
+			      .columns = columns};
 
 	int rc = table_make(&table, arena, view->count, err);
 	for (uint32_t i = 0; rc == 0 && i < view->count; i++) {
@@ -204,15 +219,16 @@ static void host_put(const struct host_view *view, struct writer *out)
 			     topology->gpu_count == 1 ? "" : "s");
 }
 
-int host_view_put_table(struct host_view *view, struct writer *out, struct ws_error *err)
+int host_view_put_table(struct host_view *view, uint32_t columns, struct writer *out,
+			struct ws_error *err)
 {
 	int rc = 0;
 
 	host_put(view, out);
 	if (view->topology.gpu_count > 0)
-		rc = gpus_put(view, out, err);
+		rc = gpus_put(view, columns, out, err);
 	if (rc == 0 && view->count > 0)
-		rc = nics_put(view, out, err);
+		rc = nics_put(view, columns, out, err);
 	else if (rc == 0)
 		write_format(out, "no NIC of the transports asked for\n\n");
 	for (uint32_t i = 0; rc == 0 && i < view->count; i++)

@@ -92,7 +92,7 @@ int split_list(struct arena *arena, const char *text, const char ***items_out, u
 	return 0;
 }
 
-static void print_option(const struct option_spec *option)
+static void put_option(struct writer *out, const struct option_spec *option, uint32_t columns)
 {
 	char left[64];
 	char letter[] = {'-', option->letter, ',', ' ', '\0'};
@@ -100,23 +100,30 @@ static void print_option(const struct option_spec *option)
 			      option->name, option->argument ? " " : "",
 			      option->argument ? option->argument : "");
 	if (length >= HELP_COLUMN)
-		printf("%s\n%*s", left, HELP_COLUMN, "");
+		write_format(out, "%s\n%*s", left, HELP_COLUMN, "");
 	else
-		printf("%-*s", HELP_COLUMN, left);
-	printf("%s\n", option->help);
+		write_format(out, "%-*s", HELP_COLUMN, left);
+	put_folded(out, option->help, HELP_COLUMN, columns);
 }
 
-static int print_command_help(const struct command *command, const struct option_spec *options,
-			      uint32_t count)
+static int put_help(const struct command *command, const struct option_spec *options,
+		    uint32_t count)
 {
-	printf("usage: weightsync %s %s\n\n%s.\n\n", command->name, command->usage,
-	       command->summary);
+	static const struct option_spec help = {.name = "help", .letter = 'h', .help = "this text"};
+	struct writer out = WRITER_INIT(1u << 20);
+	uint32_t columns = stdout_columns(100);
+
+	write_format(&out, "usage: weightsync %s ", command->name);
+	put_folded(&out, command->usage, (uint32_t)out.count, columns);
+	write_format(&out, "\n%s.\n\n", command->summary);
 	for (uint32_t i = 0; i < count; i++)
-		print_option(&options[i]);
-	print_option(&(struct option_spec){.name = "help", .letter = 'h', .help = "this text"});
+		put_option(&out, &options[i], columns);
+	put_option(&out, &help, columns);
 	if (command->more != NULL)
-		printf("\n%s", command->more);
-	return fflush(stdout) == 0 ? EXIT_OK : EXIT_FAILED;
+		write_format(&out, "\n%s", command->more);
+	int status = put_stdout(&out);
+	writer_release(&out);
+	return status;
 }
 
 static int take_count(const char *text, uint64_t max, uint64_t *value_out, struct ws_error *err)
@@ -190,7 +197,7 @@ int options_parse(const struct command *command, const struct option_spec *optio
 	for (int found; (found = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
 		const char *given = argv[optind - 1];
 		if (found == 'h')
-			return print_command_help(command, options, count);
+			return put_help(command, options, count);
 		if (found == '?' && optopt > 0 && optopt < 256)
 			return say_usage(command, "there is no option '-%c', or it takes no value",
 					 optopt);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cli/cli.h"
@@ -54,6 +55,35 @@ int put_stdout(const struct writer *text)
 		return EXIT_FAILED;
 	}
 	return EXIT_OK;
+}
+
+uint32_t stdout_columns(uint32_t otherwise)
+{
+	struct winsize size;
+	if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+		return otherwise;
+	return MIN(MAX(size.ws_col, 40u), 120u);
+}
+
+void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t columns)
+{
+	uint32_t column = indent;
+
+	for (const char *at = text; *at != '\0';) {
+		uint32_t length = (uint32_t)strcspn(at, " ");
+		if (column > indent && column + 1 + length > columns) {
+			write_format(out, "\n%*s", (int)indent, "");
+			column = indent;
+		} else if (column > indent) {
+			write_format(out, " ");
+			column++;
+		}
+		write_bytes(out, at, length);
+		column += length;
+		at += length;
+		at += strspn(at, " ");
+	}
+	write_format(out, "\n");
 }
 
 #define KIND_COLUMN_MAX	 12

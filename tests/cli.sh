@@ -26,6 +26,8 @@ gives 2 "there is no command 'psuh'" weightsync psuh
 for command in keygen synth manifest plan simulate hub push serve run bench nics doctor status; do
 	gives 0 "usage: weightsync $command" weightsync "$command" --help
 	gives 2 "see weightsync $command --help" weightsync "$command" --no-such-option
+	weightsync "$command" --help | awk 'length($0) > 100' >out
+	[ ! -s out ] && passed "$command --help: no line above 100 columns" || failed "$command --help: above 100 columns" no out
 done
 gives 2 "there is no option '-z'" weightsync plan -zo x a b
 gives 2 "option '--op-bytes': '3X' is not a size; good ones are 4096, 64K" weightsync plan --op-bytes 3X a b
