@@ -153,7 +153,7 @@ static void json_write(const struct score *score, const struct bench_nics *nics,
 		json_begin_object(&json, NULL);
 		json_put_text(&json, "name", contest->contenders[i]);
 		rounds_put(&json, score, i);
-		spread_put(&json, "ratio", ratio_of(score, i), 3);
+		spread_put(&json, "ratio", ratio_of(score, i), 6);
 		json_end_object(&json);
 	}
 	json_end_array(&json);

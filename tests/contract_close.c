@@ -98,6 +98,7 @@ START_TEST(a_receiver_can_close_in_mid_receive)
 		close_peer(&pair, 0, true);
 		ck_assert_uint_eq(pair.sent[0] + pair.failed[0], OPS);
 		pair_close(&pair);
+		shm_tidy();
 		return;
 	}
 	/* Later ops to a peer that is gone fail, one report each. */

@@ -11,6 +11,9 @@
 #ifndef CONTRACT_KINDS_H
 #define CONTRACT_KINDS_H
 
+#include <glob.h>
+#include <unistd.h>
+
 #include "tests/transport_pair.h"
 
 #define KINDS_MAX 16
@@ -52,10 +55,25 @@ static struct kind kinds[KINDS_MAX] = {
 };
 static int kind_count;
 
+/* libfabric's shm names its files by process, and an endpoint that was never closed leaves its
+ * file: an earlier process of this number may have. */
+static inline void shm_tidy(void)
+{
+	glob_t found = {0};
+	char pattern[64];
+
+	snprintf(pattern, sizeof(pattern), "/dev/shm/%d:*", (int)getpid());
+	if (glob(pattern, 0, NULL, &found) == 0)
+		for (size_t i = 0; i < found.gl_pathc; i++)
+			unlink(found.gl_pathv[i]);
+	globfree(&found);
+}
+
 static inline void open_kind(struct pair *pair, int i, size_t bytes)
 {
 	const struct kind *kind = &kinds[i % kind_count];
 
+	shm_tidy();
 	pair_open_in(pair, kind->transport, kind->rails[0], bytes, kind->allocated);
 }
 
