@@ -5,6 +5,8 @@
 
 #include "bench/transfer.h"
 
+#define LINE "%-17s %-21s %-15s %-21s %s\n" /* 100 columns in all */
+
 /* Above 1 the product is better: more bytes a second, or less time. */
 static struct spread ratio_of(const struct score *score, uint32_t baseline)
 {
@@ -43,7 +45,12 @@ void transfer_head(const struct bench_options *options, const struct bench_nics 
 		write_format(out, "%s %s", i > 0 ? "," : "", nics->names[i]);
 	write_format(out, ", memory %s; medians of %u turns (least to most)\n", options->memory,
 		     options->rounds);
-	write_format(out, "%-26s %-28s %-16s %-28s %s\n", "", "weightsync", "against", "", "ratio");
+	write_format(out, LINE, "", "weightsync", "against", "", "ratio");
+}
+
+static void latency_text(double p50_us, double p99_us, char *out, size_t room)
+{
+	snprintf(out, room, "p50 %.*f p99 %.*f us", p50_us < 100, p50_us, p99_us < 100, p99_us);
 }
 
 static void value_text(const struct contest *contest, const struct rounds *given, uint32_t count,
@@ -52,8 +59,8 @@ static void value_text(const struct contest *contest, const struct rounds *given
 	struct rounds rounds = *given; /* sorted here, still paired there */
 	struct spread rate = spread_of(rounds.gbytes, count);
 	if (contest->latency)
-		snprintf(out, room, "p50 %.1f p99 %.1f us", spread_of(rounds.p50_us, count).median,
-			 spread_of(rounds.p99_us, count).median);
+		latency_text(spread_of(rounds.p50_us, count).median,
+			     spread_of(rounds.p99_us, count).median, out, room);
 	else if (contest->op_bytes <= 64u << 10)
 		snprintf(out, room, "%.3f Mop/s %.2f GB/s", mops(contest, rate.median),
 			 rate.median);
@@ -64,18 +71,19 @@ static void value_text(const struct contest *contest, const struct rounds *given
 static void row_write(const struct score *score, struct writer *out)
 {
 	const struct contest *contest = score->contest;
-	char row[64], size[24], mine[64], other[64];
+	char row[64], size[24], mine[64], other[64], ratios[64];
 	snprintf(row, sizeof(row), "%s %ux%u %s", contest->what, contest->senders,
 		 contest->receivers, size_text(contest->op_bytes, size, sizeof(size)));
 	value_text(contest, &score->rounds[0], score->round_count, mine, sizeof(mine));
 	if (contest->contender_count == 1)
-		write_format(out, "%-26s %-28s nothing\n", row, mine);
+		write_format(out, LINE, row, mine, "nothing", "", "");
 	for (uint32_t i = 1; i < contest->contender_count; i++) {
 		struct spread ratio = ratio_of(score, i);
 		value_text(contest, &score->rounds[i], score->round_count, other, sizeof(other));
-		write_format(out, "%-26s %-28s %-16s %-28s %.3f (%.3f to %.3f)\n",
-			     i == 1 ? row : "", i == 1 ? mine : "", contest->contenders[i], other,
-			     ratio.median, ratio.min, ratio.max);
+		snprintf(ratios, sizeof(ratios), "%.3f (%.3f to %.3f)", ratio.median, ratio.min,
+			 ratio.max);
+		write_format(out, LINE, i == 1 ? row : "", i == 1 ? mine : "",
+			     contest->contenders[i], other, ratios);
 	}
 }
 
@@ -90,7 +98,7 @@ static double share_of(const struct score *score, uint32_t nic_count, uint32_t n
 static void shares_write(const struct score *score, const struct bench_nics *nics,
 			 struct writer *out)
 {
-	write_format(out, "%-26s shares:", "");
+	write_format(out, "%-17s shares:", "");
 	for (uint32_t i = 0; i < nics->count; i++)
 		write_format(out, "%s %s %.1f %%", i > 0 ? "," : "", nics->names[i],
 			     100 * share_of(score, nics->count, i));
