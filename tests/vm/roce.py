@@ -390,7 +390,7 @@ def main(build, work, transport="verbs", pattern=""):
     failures = sum(one(world, name, function) for name, function in scenarios if re.search(pattern, name))
     if world.run is not None:
         failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(60))
-    on("a", "sh", "-c", "; ".join("tc qdisc del dev %s root" % rail for rail in pair.RAILS))
+    on("a", "sh", "-c", "; ".join("tc qdisc replace dev %s root pfifo_fast" % rail for rail in pair.RAILS))
     return min(failures, 99)
 
 
