@@ -305,7 +305,7 @@ START_TEST(a_nic_that_goes_out_of_use_is_told_once_left_out_and_comes_back)
 {
 	bool at_sender = (_i & 1) == 0, gone = (_i & 2) != 0;
 	const char *rule = gone ? "gone_nth=1500" : "down_nth=1500";
-	char name[128];
+	char name[128], news[256];
 	struct device from[] = {{"loop", "net/a0"}, {"loop", "net/a1"}};
 	struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
 	struct ends ends;
@@ -333,6 +333,9 @@ START_TEST(a_nic_that_goes_out_of_use_is_told_once_left_out_and_comes_back)
 	fault_mend();
 	mend_until(&ends, end, 2);
 	runs_on_both_rails(&ends);
+	/* A port keeps what happened to it; a NIC that was opened again is new. */
+	engine_rails_news(end->engine, news, sizeof(news));
+	ck_assert_int_eq(strstr(news, "NIC '") == NULL, gone);
 	ends_close(&ends);
 }
 END_TEST

@@ -84,6 +84,10 @@ START_TEST(other_nics_are_another_wiring_between_attempts)
 	push_ok(&world, 3);
 	ck_assert(world_run(&world, roster_has, &(struct wanted){(uint32_t)_i, 2}));
 	ck_assert_uint_gt(world.actor[0].generation, generation);
+	/* Of NICs in use: it is no trouble of the run. */
+	rails_say(actor, 2, "NIC 'b': its GID changed");
+	world_run_ms(&world, 300);
+	ck_assert(trainers_hear(&world, ""));
 	world_close(&world);
 }
 END_TEST

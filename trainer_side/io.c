@@ -95,7 +95,7 @@ static void rails_turn(struct ws_trainer *trainer)
 		return;
 	engine_rails_mend(trainer->engine);
 	said.count = engine_rails(trainer->engine, said.rail);
-	engine_rails_text(trainer->engine, trouble, sizeof(trouble));
+	engine_rails_news(trainer->engine, trouble, sizeof(trouble));
 	member_say_rails(trainer->member, &said, trouble);
 }
 

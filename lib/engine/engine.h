@@ -73,6 +73,8 @@ uint32_t engine_rails(const struct engine *engine, struct nic_speed rails_out[NI
 /* "NIC 'rxe2 port 1' is down: port 1 is down; running on 1 of 2 NICs"; empty when all are in use.
  */
 void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes);
+/* And what last happened to those in use: "NIC 'rxe1 port 1': its GID changed from 1 (..) to .." */
+void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes);
 bool engine_nic_is_in_use(const struct engine *engine, uint32_t index);
 /*
  * Takes NICs into use again: one whose port has been up for a while, and a lost one that could be

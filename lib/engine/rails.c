@@ -60,6 +60,18 @@ void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes
 	text_out[out.count] = '\0';
 }
 
+void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes)
+{
+	engine_rails_text(engine, text_out, bytes);
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		const char *trouble = rail_trouble(engine, i);
+		size_t used = strlen(text_out);
+		if (!engine->nics[i].out && trouble[0] != '\0')
+			snprintf(text_out + used, bytes - used, "%sNIC '%s': %s",
+				 used > 0 ? "; " : "", engine_nic(engine, i)->name, trouble);
+	}
+}
+
 /* Some peer is to be reached over it. */
 static bool is_needed(const struct engine *engine, uint32_t index)
 {

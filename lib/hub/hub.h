@@ -189,8 +189,9 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
 /* The NICs in use now; trouble names those that aren't and why ("NIC 'rxe2 port 1' is down: ..."),
- * empty: none.  In beats.  Others than the roster has: the hub wires anew between two attempts.
- * Where a member with NICs has none in use, a trainer's pushes wait, a rollout's replica is out. */
+ * and what last happened to the others; empty: nothing.  In beats.  Others than the roster has: the
+ * hub wires anew between two attempts. Where a member with NICs has none in use, a trainer's pushes
+ * wait, a rollout's replica is out. */
 #define MEMBER_TROUBLE_BYTES 256
 void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble);
 /* Rollouts: how many of the bytes received came from other rollouts.  In beats. */

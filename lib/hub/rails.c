@@ -63,7 +63,9 @@ void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE
 
 	for (uint32_t i = 0; i < progress_seat_count(progress); i++) {
 		const struct seat *seat = &progress->seats[i];
-		if (!seat_is_there(seat) || seat->up.trouble[0] == '\0')
+		/* What it says of NICs in use is for status. */
+		bool all_in_use = seat->up.rails.count == seat->up.rails.nic_count;
+		if (!seat_is_there(seat) || all_in_use || seat->up.trouble[0] == '\0')
 			continue;
 		others += first != NULL;
 		first = first != NULL ? first : seat;
