@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two hosts of boot.sh as a script sees them, and a run of weightsync spread over them: hub and
 trainers on "a", the rollouts of one replica on "b"."""
+import json
 import os
 import signal
 import subprocess
@@ -74,6 +75,10 @@ class PairRun(Run):
 
     def process(self, name, argv):
         return Remote(host_of(name), self.folder, name, argv)
+
+    def status(self):
+        return json.loads(on("a", self.inputs.weightsync, "status", "--hub", self.endpoint, "--key", self.inputs.key,
+                             "--json"))
 
     def wires(self, name):
         return wires(self.transport, host_of(name), self.rails, self.knobs)
