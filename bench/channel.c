@@ -17,6 +17,13 @@
 #define HEAD_BYTES     5
 #define CONNECT_MS_MAX 15000
 
+/* Sends, and connects, end with EAGAIN (EINPROGRESS) after so long. */
+static void sends_bound(int fd, uint32_t ms)
+{
+	const struct timeval wait = {.tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000};
+	(void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
+}
+
 int channel_open(struct channel *channel, int fd, const char *name, struct ws_error *err)
 {
 	int one = 1;
@@ -24,6 +31,7 @@ int channel_open(struct channel *channel, int fd, const char *name, struct ws_er
 		.fd = fd, .name = name, .frame = mem_alloc(CHANNEL_FRAME_BYTES_MAX)};
 	/* A socket pair has no delay to switch off, and says so. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	sends_bound(fd, CHANNEL_WAIT_MS);
 	if (channel->frame == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to talk to %s", name);
 	return 0;
@@ -50,6 +58,9 @@ static int send_all(const struct channel *channel, const void *bytes, size_t cou
 		ssize_t sent = send(channel->fd, at, count, MSG_NOSIGNAL);
 		if (sent < 0 && errno == EINTR)
 			continue;
+		if (sent < 0 && errno == EAGAIN)
+			return ws_fail(err, -ETIMEDOUT, "%s took nothing for %d s", channel->name,
+				       CHANNEL_WAIT_MS / 1000);
 		if (sent <= 0)
 			return gone(channel, err);
 		at += sent;
@@ -160,10 +171,12 @@ static int socket_make(const char *where, bool listens, int *fd_out, int *error_
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (listens && fd >= 0)
 		(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (!listens && fd >= 0)
+		sends_bound(fd, CONNECT_MS_MAX);
 	bool good = fd >= 0 && (listens ? bind(fd, found->ai_addr, found->ai_addrlen) == 0 &&
 						  listen(fd, 64) == 0
 					: connect(fd, found->ai_addr, found->ai_addrlen) == 0);
-	*error_out = good ? 0 : errno;
+	*error_out = good ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
 	if (good)
 		*fd_out = fd;
 	else
