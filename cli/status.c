@@ -5,19 +5,29 @@
 #include "cli/cli.h"
 #include "lib/hub/hub.h"
 
+#define NAME_COLUMN 16
+
+/* Below a member's line: what is too long for a column. */
+static void put_more(struct writer *out, const char *text)
+{
+	if (text[0] == '\0')
+		return;
+	write_format(out, "%-*s ", NAME_COLUMN, "");
+	put_folded(out, text, NAME_COLUMN + 1, stdout_columns(UINT32_MAX));
+}
+
 static void put_member(struct writer *out, const struct json *member)
 {
 	char sent[32], received[32];
 	write_format(
-		out, "%-16s %-10s %9lld  %9s %9s  %-30s  %s\n", json_text(member, "name", "?"),
+		out, "%-*s %-10s %9lld  %9s %9s  %s\n", NAME_COLUMN, json_text(member, "name", "?"),
 		json_text(member, "state", "?"), (long long)json_integer(member, "version", 0),
 		format_bytes((uint64_t)json_integer(member, "bytes_sent", 0), sent, sizeof(sent)),
 		format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
 			     sizeof(received)),
-		json_text(member, "host", ""), json_text(member, "nics_chosen", ""));
-	const char *trouble = json_text(member, "nic_trouble", "");
-	if (trouble[0] != '\0')
-		write_format(out, "%-16s %s\n", "", trouble);
+		json_text(member, "host", ""));
+	put_more(out, json_text(member, "nics_chosen", ""));
+	put_more(out, json_text(member, "nic_trouble", ""));
 }
 
 /* What goes on as a whole, and what keeps it from going on. */
@@ -56,8 +66,8 @@ static int put_table(struct writer *out, const struct writer *answer, struct ws_
 	int rc = json_parse(&arena, answer->bytes, answer->count, &limits, &status, err);
 	if (rc == 0) {
 		put_run(out, status);
-		write_format(out, "\n%-16s %-10s %9s  %9s %9s  %-30s  %s\n", "member", "state",
-			     "version", "sent", "received", "host", "NICs");
+		write_format(out, "\n%-*s %-10s %9s  %9s %9s  %s\n", NAME_COLUMN, "member", "state",
+			     "version", "sent", "received", "host; below: NICs");
 		const struct json *members = json_get(status, "members");
 		for (const struct json *at = members ? members->first : NULL; at != NULL;
 		     at = at->next)
