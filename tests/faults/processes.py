@@ -103,8 +103,8 @@ class Process:
         return self.child.returncode
 
     def complaints(self):
-        """What it said of failures: its lines without the progress that -v asks for."""
-        talk = r": (version \d+ (begins|has landed|is live|is whole)|memory is reached by .*)$"
+        """What it said of failures: its lines without what it says of its NICs, and the progress that -v asks for."""
+        talk = r": (version \d+ (begins|has landed|is live|is whole)|(memory is reached by|NICs:|sent .* over) .*)$"
         return [line for line in self.lines() if not re.search(talk, line)]
 
     def fails(self, pattern, seconds, status=1, lines=1):
