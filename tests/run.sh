@@ -77,8 +77,9 @@ threaded() {
 		$(suites)
 }
 
-# Pure computation, minutes of it under a sanitizer: only the whole matrix does that.
-heavy='coverage|oracle|plan_balance|plan_golden|plan_properties|quant|simulate_paper'
+# What takes long under a sanitizer, and has little that it could find: only the whole matrix does that.
+heavy='coverage|oracle|plan_balance|plan_golden|plan_properties|quant|simulate_paper|import|model|safetensors|mem_nth_sides'
+heavy="$heavy|update_describe|update_fault|engine_fault|link_door"
 
 long_ones() {
 	suites | grep -E "/($heavy)\.c"
@@ -110,15 +111,27 @@ part() {
   $(awk "BEGIN{printf \"%5.1f\", ($(date +%s) - $part_start) / 60}") min  $title"
 }
 
-# Scripts of tests/, with a build folder.
+# Scripts of tests/, with a build folder: as many at once as there are cores, since most of them wait.  The
+# longest first.
 scripts() {
 	with=$1
 	shift
 	for script in "$@"; do
-		limit=1800
-		run_one "$script $with" sh "tests/$script.sh" "$with"
-		limit=
+		echo "$script"
+	done | xargs -P "$(nproc)" -I NAME sh tests/run.sh script "$with" NAME
+	for script in "$@"; do
+		count_one "$script $with"
 	done
+}
+
+# Runs a command line beside a part's own work.  usage: beside NAME 'COMMAND LINE' WORK..
+beside() {
+	companion=$1 line=$2
+	shift 2
+	(limit=1800 && run_quietly "$companion" sh -c "$line") &
+	"$@"
+	wait
+	count_one "$companion"
 }
 
 # One command of the house as one test.
@@ -140,14 +153,12 @@ compile() {
 check() {
 	part "layers" command_passes layers sh tests/layers.sh
 	part "unit, contract, engine, planner, sides (gcc)" programs build
-	part "updates: layout pairs over tcp and over what is chosen, every byte" scripts build updates auto
-	part "faults: what dies and what is bad" scripts build faults
-	part "the command line, examples, memory, the reference safetensors" scripts build cli doctor topology examples bench dump memory \
-		bad_manifests import safetensors_reference
-	part "the page of a plan, in a browser" scripts build page
-	part "compile asan+ubsan" compile asan SAN=address,undefined
-	part "real verbs: two virtual machines with two RoCE rails each" scripts build roce
-	part "the same under asan+ubsan, but for the planner's long ones" programs build-address,undefined short_ones
+	part "scripts: updates, faults, the command line; beside them the asan+ubsan build" \
+		beside "compile asan" "make -s -j$(nproc) SAN=address,undefined all tests && echo 'ok compile asan'" \
+		scripts build faults updates doctor cli bad_manifests memory auto bench dump page safetensors_reference topology \
+		examples import
+	part "asan+ubsan, but for the long ones; beside it real verbs, two virtual machines with two RoCE rails each" \
+		beside "roce build" "sh tests/roce.sh build" programs build-address,undefined short_ones
 	part "corpora of the fuzzers, under asan+ubsan" scripts build-address,undefined fuzz_seeds
 }
 
@@ -160,7 +171,7 @@ ci() {
 	part "tsan: what has threads" programs build-thread threaded
 	part "tsan: the examples" scripts build-thread examples
 	part "every nth allocation of starting a side" run_one mem_nth env WS_EVERY_NTH=1 build/tests/mem_nth_sides
-	part "asan+ubsan: the planner's long ones" programs build-address,undefined long_ones
+	part "asan+ubsan: the long ones" programs build-address,undefined long_ones
 	part "asan+ubsan: updates, the command line, the examples" scripts build-address,undefined updates auto cli doctor examples
 	part "valgrind" scripts build valgrind
 	part "fuzz" scripts build fuzz
@@ -170,6 +181,11 @@ ci() {
 case ${1:-} in
 one)
 	run_quietly "$2/$3" "$2/tests/$3"
+	exit 0
+	;;
+script)
+	limit=1800
+	run_quietly "$3 $2" sh "tests/$3.sh" "$2"
 	exit 0
 	;;
 check) check ;;
