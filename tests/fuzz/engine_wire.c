@@ -14,9 +14,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 static struct engine *engine_get(void)
 {
 	static struct engine *engine;
-	static const char *const devices[] = {"net/a", "net/b", "other/c"};
+	static const struct device devices[] = {
+		{"loop", "net/a"}, {"loop", "net/b"}, {"loop", "other/c"}};
 	const struct engine_options options = {
-		.transport = "loop", .devices = devices, .device_count = 3, .op_bytes = 4096};
+		.devices = devices, .device_count = 3, .op_bytes = 4096};
 	struct ws_error err;
 	if (engine == NULL && engine_open(&engine, &options, &err) != 0)
 		assert(false);
