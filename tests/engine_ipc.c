@@ -4,8 +4,6 @@
  * given up, fenced, continued: nothing lands, every region has other keys, and the next update,
  * from a new sender, is whole.
  */
-#include <stdio.h>
-#include <sys/mman.h>
 
 #include "lib/engine/engine.h"
 #include "tests/ipc_ends.h"
@@ -124,16 +122,6 @@ static int receiver_arm(struct rank *rank, uint64_t attempt)
 	return rc != 0 ? rc : engine_arm(rank->engine, attempt, &err);
 }
 
-/* A page of the source that stops whoever reads it, once. */
-static uint8_t *trap;
-
-static void stop_here(int number)
-{
-	(void)number;
-	raise(SIGSTOP);
-	mprotect(trap, 4096, PROT_READ | PROT_WRITE);
-}
-
 static void sender(int socket, const void *arg)
 {
 	const bool *stops = arg;
@@ -143,11 +131,8 @@ static void sender(int socket, const void *arg)
 	MUST(rank_open(&rank) == 0);
 	MUST(rank_connect(&rank, socket) == 0);
 	memset(rank.memory.base, *stops ? 0xaa : 0xbb, BYTES);
-	if (*stops) {
-		trap = (uint8_t *)rank.memory.base + OP_BYTES + OP_BYTES / 2;
-		signal(SIGSEGV, stop_here);
-		MUST(mprotect(trap, 4096, PROT_NONE) == 0);
-	}
+	if (*stops)
+		trap_lay((uint8_t *)rank.memory.base + OP_BYTES + OP_BYTES / 2);
 	MUST(read(socket, &byte, 1) == 1); /* ready */
 	MUST(sender_arm(&rank, *stops ? 1 : 2) == 0);
 	for (uint64_t until = deadline_in_ms(*stops ? 50 : BOUND_MS);
@@ -201,7 +186,6 @@ START_TEST(a_sender_stopped_in_mid_write_is_fenced_and_the_next_update_is_whole)
 {
 	bool stops = true;
 	struct rank rank;
-	int status;
 	struct child child = child_start(sender, &stops);
 	uint8_t keys[2][FRAME_MAX];
 	struct writer before = writer_fixed(keys[0], FRAME_MAX);
@@ -212,8 +196,7 @@ START_TEST(a_sender_stopped_in_mid_write_is_fenced_and_the_next_update_is_whole)
 	ck_ok(receiver_arm(&rank, 1), err);
 	engine_regions_encode(rank.engine, &before);
 	ck_assert_int_eq(write(child.socket, "", 1), 1);
-	ck_assert_int_eq(waitpid(child.pid, &status, WUNTRACED), child.pid);
-	ck_assert(WIFSTOPPED(status));
+	child_await_stop(&child);
 	ck_assert_ptr_nonnull(memchr(rank.memory.base, 0xaa, BYTES));
 	fence(&rank);
 	engine_regions_encode(rank.engine, &after);

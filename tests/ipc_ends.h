@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -205,6 +206,31 @@ static inline void child_kill(struct child *child)
 	int status = child_wait(child);
 	ck_assert_msg(WIFSIGNALED(status), "the child ended by itself: status %x",
 		      (unsigned)status);
+}
+
+/* A page that stops the process that reads it, once: in the middle of a write from there. */
+static uint8_t *trap;
+
+static inline void stop_here(int number)
+{
+	(void)number;
+	raise(SIGSTOP);
+	mprotect(trap, 4096, PROT_READ | PROT_WRITE);
+}
+
+static inline void trap_lay(uint8_t *page)
+{
+	trap = page;
+	signal(SIGSEGV, stop_here);
+	MUST(mprotect(trap, 4096, PROT_NONE) == 0);
+}
+
+static inline void child_await_stop(const struct child *child)
+{
+	int status = 0;
+
+	ck_assert_int_eq(waitpid(child->pid, &status, WUNTRACED), child->pid);
+	ck_assert_msg(WIFSTOPPED(status), "status %x", (unsigned)status);
 }
 
 /* The fence, given up at once where the peer was hurt: its last return value. */

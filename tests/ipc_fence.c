@@ -3,7 +3,6 @@
  * The fence of ipc against a sender that is stopped in the very middle of a write: by stores,
  * before its system call, or one that never says that it is done.
  */
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 
@@ -41,16 +40,7 @@ START_TEST(replaced_pages_keep_their_bytes_and_later_writes_find_them)
 }
 END_TEST
 
-/* Stops in the middle of a store: its source has a page that faults, and the fault stops it. */
-static uint8_t *trap;
-
-static void stop_here(int number)
-{
-	(void)number;
-	raise(SIGSTOP);
-	mprotect(trap, 4096, PROT_READ | PROT_WRITE);
-}
-
+/* Stops in the middle of a store. */
 static void stopped_storing(int socket, const void *arg)
 {
 	struct end end;
@@ -59,23 +49,13 @@ static void stopped_storing(int socket, const void *arg)
 	MUST(end_open(&end, socket, 1 << 20, true, &err) == 0);
 	MUST(end_connect(&end, socket, &err) == 0);
 	memset(end.memory.base, 0xaa, end.memory.bytes);
-	trap = (uint8_t *)end.memory.base + (512 << 10);
-	signal(SIGSEGV, stop_here);
-	MUST(mprotect(trap, 4096, PROT_NONE) == 0);
+	trap_lay((uint8_t *)end.memory.base + (512 << 10));
 	end_post(&end, 0, 1 << 20, 1);
 	while (end.sent + end.failed == 0) {
 		end_post(&end, 0, 1 << 20, 2);
 		end_poll(&end);
 	}
 	MUST(end.sent == 0 && end.last_status == -ECONNRESET);
-}
-
-static void await_stop(const struct child *child)
-{
-	int status = 0;
-
-	ck_assert_int_eq(waitpid(child->pid, &status, WUNTRACED), child->pid);
-	ck_assert_msg(WIFSTOPPED(status), "status %x", (unsigned)status);
 }
 
 START_TEST(a_sender_stopped_in_mid_store_writes_into_the_void)
@@ -87,7 +67,7 @@ START_TEST(a_sender_stopped_in_mid_store_writes_into_the_void)
 	ck_ok(end_open(&end, child.socket, 1 << 20, true, &err), err);
 	ck_ok(end_connect(&end, child.socket, &err), err);
 	bytes = end.memory.base;
-	await_stop(&child);
+	child_await_stop(&child);
 	/* It has begun, and isn't done: memcpy goes its own ways. */
 	ck_assert_ptr_nonnull(memchr(bytes, 0xaa, 1 << 20));
 	ck_assert_ptr_nonnull(memchr(bytes, 0, 1 << 20));
@@ -135,7 +115,7 @@ START_TEST(a_sender_stopped_before_its_call_finds_the_gate_shut)
 
 	ck_ok(end_open(&end, child.socket, 4096, false, &err), err);
 	ck_ok(end_connect(&end, child.socket, &err), err);
-	await_stop(&child);
+	child_await_stop(&child);
 	void *gate = end.peer->gate;
 	ck_assert_int_eq(end_fence(&end, true, 2000), 0);
 	memset(end.memory.base, 0xee, 4096);
