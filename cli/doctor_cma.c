@@ -15,18 +15,20 @@
 #include "cli/doctor.h"
 
 #define TRY_MS 5000
+#define END_MS 1000 /* for a killed child, beyond that */
 
 struct board {
 	char target[64];
 	int error; /* of the writer; -1: it hasn't said */
 };
 
-/* Waits to be written to and killed, and no longer than the whole try. */
+/* Stops, to be written to and killed: by its parent, or with it. */
 static _Noreturn void target_main(bool names_launcher)
 {
+	prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
 	if (names_launcher)
 		prctl(PR_SET_PTRACER, (unsigned long)getppid(), 0, 0, 0);
-	kill(getpid(), SIGSTOP); /* now the parent knows that the line above has been done */
+	kill(getpid(), SIGSTOP); /* now the parent knows that the lines above have been done */
 	_exit(0);
 }
 
@@ -40,14 +42,20 @@ static _Noreturn void writer_main(struct board *board, pid_t target, char *where
 	_exit(0);
 }
 
-/* The child's end, however it comes; killed when time is up. */
-static void reap(pid_t child, uint64_t until_ns)
+/* waitpid, no longer than that; 0: nothing has come of the child. */
+static pid_t wait_until(pid_t child, int *status, int options, uint64_t until_ns)
 {
-	while (waitpid(child, NULL, WNOHANG) == 0) {
-		if (clock_ns() > until_ns)
-			kill(child, SIGKILL);
+	pid_t found;
+	while ((found = waitpid(child, status, options | WNOHANG)) == 0 && clock_ns() < until_ns)
 		sleep_ns(1000000);
-	}
+	return found;
+}
+
+/* Even who is killed doesn't end while the kernel holds it; then it is left behind. */
+static void end_child(pid_t child)
+{
+	kill(child, SIGKILL);
+	wait_until(child, NULL, 0, deadline_in_ms(END_MS));
 }
 
 /* 0, or the errno with which one sibling may not write into the other.  names_launcher: the other
@@ -66,14 +74,14 @@ static int try_write(bool names_launcher)
 	if (target == 0)
 		target_main(names_launcher);
 	int status;
-	if (target > 0 && waitpid(target, &status, WUNTRACED) == target && WIFSTOPPED(status)) {
+	if (target > 0 && wait_until(target, &status, WUNTRACED, until) == target &&
+	    WIFSTOPPED(status)) {
 		pid_t writer = fork();
 		if (writer == 0)
 			writer_main(board, target, where);
-		if (writer > 0)
-			reap(writer, until);
-		kill(target, SIGKILL);
-		reap(target, until);
+		if (writer > 0 && wait_until(writer, NULL, 0, until) == 0)
+			end_child(writer);
+		end_child(target);
 	}
 	int error = board->error;
 	munmap(board, sizeof(*board));
