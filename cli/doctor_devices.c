@@ -177,7 +177,7 @@ static void gpu(struct doctor *doctor)
 	}
 	doctor_say(doctor, HEALTH_OK, "gpu", "", "", "%u NVIDIA GPU%s, driver%.*s", count,
 		   count == 1 ? "" : "s",
-		   number != NULL ? (int)MIN(strcspn(number + 2, "  ") + 2, 24) : 8,
+		   number != NULL ? (int)MIN(strcspn(number + 2, " ") + 1, 24) : 8,
 		   number != NULL ? number + 1 : " unknown");
 	if (visible != NULL && (visible[0] == '\0' || strcmp(visible, "-1") == 0))
 		doctor_say(doctor, HEALTH_WARNING, "gpu", "it hides every GPU from this process",

@@ -113,6 +113,9 @@ void probe_judge_speed(const struct probe *probe, struct doctor *doctor);
 const char *probe_pair_name(const struct probe *probe, uint32_t from, uint32_t to, uint32_t rail,
 			    char *out, size_t room);
 
+/* Of uint64_t, for qsort. */
+int probe_by_value(const void *a, const void *b);
+
 /* ---- probe_write.c: one rank's part of a step; each ends by the wire's until_ns. */
 /* Writes to the other end and fills *result; the other calls wire_answer meanwhile, with the same
  * seed, after wire_clear. */

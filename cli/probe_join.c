@@ -216,11 +216,11 @@ static void connect_wires(struct probe *probe, uint32_t from, struct reader *in,
 			if (!pair_at(probe, from, to, rail)->joined)
 				break;
 			address.count = read_u16(in);
-			const void *bytes = read_bytes(in, MIN(address.count, ADDRESS_BYTES_MAX));
+			const void *bytes = read_bytes(in, address.count);
 			if (to != probe->rank || bytes == NULL || address.count == 0 ||
-			    wire->peer == NULL)
+			    address.count > ADDRESS_BYTES_MAX || wire->peer == NULL)
 				continue;
-			memcpy(address.bytes, bytes, MIN(address.count, ADDRESS_BYTES_MAX));
+			memcpy(address.bytes, bytes, address.count);
 			if (wire->nic->transport->peer_connect(wire->nic, wire->peer, &address,
 							       &why) == 0)
 				continue;

@@ -124,7 +124,7 @@ void probe_judge_rails(const struct probe *probe, struct doctor *doctor)
 		}
 }
 
-static int by_value(const void *a, const void *b)
+int probe_by_value(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 	return x < y ? -1 : x > y;
@@ -152,7 +152,7 @@ static void judge_transport(const struct probe *probe, struct doctor *doctor, co
 
 	for (size_t i = 0; i < count; i++)
 		speeds[i] = probe->pairs[indices[i]].bytes_per_s;
-	qsort(speeds, count, sizeof(*speeds), by_value);
+	qsort(speeds, count, sizeof(*speeds), probe_by_value);
 	uint64_t median = speeds[count / 2];
 	for (size_t i = 0; i < count; i++)
 		slow += probe->pairs[indices[i]].bytes_per_s * SLOW_SHARE < median;

@@ -196,12 +196,6 @@ static int write_sizes(struct wire *wire, uint64_t seed, struct pair_result *res
 	return rc;
 }
 
-static int by_value(const void *a, const void *b)
-{
-	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-	return x < y ? -1 : x > y;
-}
-
 static int write_pings(struct wire *wire, struct pair_result *result, struct ws_error *err)
 {
 	uint64_t took[PROBE_PINGS_MAX], begin = clock_ns();
@@ -216,7 +210,7 @@ static int write_pings(struct wire *wire, struct pair_result *result, struct ws_
 			rc = wire_expect(wire, "the answer to a write of 8 B", IMM_PONG, err);
 		took[count++] = (clock_ns() - sent) / 2;
 	}
-	qsort(took, count, sizeof(took[0]), by_value);
+	qsort(took, count, sizeof(took[0]), probe_by_value);
 	result->p50_ns = took[count / 2];
 	result->p99_ns = took[count * 99 / 100];
 	return rc;
