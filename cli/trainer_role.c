@@ -12,6 +12,8 @@
 #define TRIES_MAX    100 /* pushes of one version with --keep-going */
 #define TRY_AGAIN_NS UINT64_C(200000000)
 
+#define REPORT_INDENT 4
+
 /* What the versions of a run have come to. */
 struct total {
 	uint64_t verified;
@@ -104,7 +106,8 @@ static int put_json(const struct ws_trainer *trainer, const struct outcome *outc
 	return status;
 }
 
-static int put_line(const struct outcome *outcome)
+/* A line of the version, and below it where its seconds went; and what a NIC suffered. */
+static int put_lines(const struct outcome *outcome)
 {
 	const struct ws_report *report = outcome->report;
 	struct writer out = WRITER_INIT(65536);
@@ -112,16 +115,9 @@ static int put_line(const struct outcome *outcome)
 
 	if (outcome->error->code != 0)
 		return EXIT_OK; /* the sentence follows on stderr */
-	write_format(&out,
-		     "version %" PRIu64
-		     "  %.3f s  %s  %.2f GB/s  begin %.3f write %.3f landed %.3f pause %.3f "
-		     "reload %.3f",
-		     report->version, seconds(report->total_ns),
-		     format_bytes(outcome->bytes, size, sizeof(size)),
-		     (double)outcome->bytes / ((double)report->total_ns + 1),
-		     seconds(report->begin_ns), seconds(report->write_ns),
-		     seconds(report->landed_ns), seconds(report->pause_ns),
-		     seconds(report->reload_ns));
+	write_format(&out, "version %" PRIu64 "  %.3f s  %s  %.2f GB/s", report->version,
+		     seconds(report->total_ns), format_bytes(outcome->bytes, size, sizeof(size)),
+		     (double)outcome->bytes / ((double)report->total_ns + 1));
 	uint64_t forwarded = 0;
 	for (uint32_t i = 0; i < report->replica_count; i++)
 		forwarded += report->replicas[i].bytes_from_rollouts;
@@ -131,9 +127,14 @@ static int put_line(const struct outcome *outcome)
 		write_format(&out, "  verified %s on %u ranks",
 			     format_bytes(outcome->verified, checked, sizeof(checked)),
 			     outcome->verified_ranks);
-	if (report->nic_trouble[0] != '\0')
-		write_format(&out, "  %s", report->nic_trouble);
-	write_format(&out, "\n");
+	write_format(&out, "\n%*sbegin %.3f  write %.3f  landed %.3f  pause %.3f  reload %.3f\n",
+		     REPORT_INDENT, "", seconds(report->begin_ns), seconds(report->write_ns),
+		     seconds(report->landed_ns), seconds(report->pause_ns),
+		     seconds(report->reload_ns));
+	if (report->nic_trouble[0] != '\0') {
+		write_format(&out, "%*s", REPORT_INDENT, "");
+		put_folded(&out, report->nic_trouble, REPORT_INDENT, stdout_columns(UINT32_MAX));
+	}
 	int status = put_stdout(&out);
 	writer_release(&out);
 	return status;
@@ -191,7 +192,7 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 		rc = wait_verified(trainer, job, &outcome, &err);
 	int status = EXIT_OK;
 	if (job->rank == 0)
-		status = job->as_json ? put_json(trainer, &outcome) : put_line(&outcome);
+		status = job->as_json ? put_json(trainer, &outcome) : put_lines(&outcome);
 	total->verified += outcome.verified;
 	sent_add(&total->sent, report.nics, report.nic_count);
 	if (rc != 0)
