@@ -18,10 +18,14 @@ static void put_more(struct writer *out, const char *text)
 
 static void put_member(struct writer *out, const struct json *member)
 {
-	char sent[32], received[32];
+	char version[24] = "-", sent[32], received[32];
+	int64_t number = json_integer(member, "version", 0);
+	/* 0: a rollout holds none yet, a trainer pushes none now. */
+	if (number != 0)
+		snprintf(version, sizeof(version), "%lld", (long long)number);
 	write_format(
-		out, "%-*s %-10s %9lld  %9s %9s  %s\n", NAME_COLUMN, json_text(member, "name", "?"),
-		json_text(member, "state", "?"), (long long)json_integer(member, "version", 0),
+		out, "%-*s %-10s %9s  %9s %9s  %s\n", NAME_COLUMN, json_text(member, "name", "?"),
+		json_text(member, "state", "?"), version,
 		format_bytes((uint64_t)json_integer(member, "bytes_sent", 0), sent, sizeof(sent)),
 		format_bytes((uint64_t)json_integer(member, "bytes_received", 0), received,
 			     sizeof(received)),

@@ -48,6 +48,6 @@ fi
 grep -q '^7 [0-9a-f]\{16\} 0\.0$' "$work/reloads" && grep -q '^8 ' "$work/reloads" &&
 	passed "serve --on-reload exec: found version, digest and rank in its environment" ||
 	failed "serve --on-reload exec:" "$(cat "$work/reloads")" "$work/serve.log"
-grep -q 'trainer 1' "$work/status" && grep -q 'rollout 0.0' "$work/status" && grep -q '"version": *7' "$work/status.json" &&
+grep -Eq '^trainer 1 +[a-z]+ +[-78] ' "$work/status" && grep -q 'rollout 0.0' "$work/status" && grep -q '"version": *7' "$work/status.json" &&
 	passed "status: members and the live version" || failed "status" "it doesn't say" "$work/status"
 exit "$failures"
