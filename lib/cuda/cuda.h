@@ -29,6 +29,7 @@ int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offs
  */
 #define MEMORY_FILED_MAX 256
 #define MEMORY_FILES_MAX 16
+#define MEMORY_SEALS	 (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) /* of <fcntl.h> */
 
 /* One file, mapped over [at, at + bytes) of the memory, from the same offset of the file. */
 struct memory_file {
@@ -42,6 +43,10 @@ struct memory_files {
 	uint32_t count;
 	struct memory_file files[MEMORY_FILES_MAX];
 };
+
+/* Such a file, with a mapping of it: both are the caller's to close.  -ENOSPC: no descriptor is
+ * left; -ENOMEM. */
+int memory_file_make(size_t bytes, int *fd_out, void **map_out, struct ws_error *err);
 
 /* False: the stretch isn't in one piece of ws_memory_alloc's host memory whose file is open. */
 bool memory_files(const void *base, size_t bytes, struct memory_files *files_out);

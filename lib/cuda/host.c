@@ -16,8 +16,6 @@
 /* Below it a huge page would mostly be waste. */
 #define HUGE_BYTES_MIN ((size_t)4 << 20)
 
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-
 /* What was allocated at once.  bytes 0: a free entry. */
 struct filed {
 	uint8_t *base;
@@ -36,12 +34,33 @@ static int file_make(size_t bytes)
 
 	if (fd < 0)
 		return -errno;
-	if (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) {
+	if (ftruncate(fd, (off_t)bytes) != 0 || fcntl(fd, F_ADD_SEALS, MEMORY_SEALS) != 0) {
 		int error = errno;
 		close(fd);
 		return -error;
 	}
 	return fd;
+}
+
+int memory_file_make(size_t bytes, int *fd_out, void **map_out, struct ws_error *err)
+{
+	int fd = file_make(bytes), error = -fd;
+	void *map = MAP_FAILED;
+
+	if (fd >= 0) {
+		map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		error = errno;
+	}
+	if (map == MAP_FAILED) {
+		if (fd >= 0)
+			close(fd);
+		return ws_fail(err, error == EMFILE || error == ENFILE ? -ENOSPC : -ENOMEM,
+			       "cannot make %zu bytes of shared memory: %s", bytes,
+			       strerror(error));
+	}
+	*fd_out = fd;
+	*map_out = map;
+	return 0;
 }
 
 static size_t page_bytes(void)
@@ -85,19 +104,14 @@ int host_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
 		return ws_fail(err, -ENOMEM, "%zu bytes are more than an address space holds",
 			       bytes);
 	size_t rounded = (bytes + (bytes == 0) + page - 1) & ~(page - 1);
-	int fd = file_make(rounded);
-	if (fd < 0)
-		return ws_fail(err, fd == -EMFILE || fd == -ENFILE ? -ENOSPC : -ENOMEM,
-			       "cannot make a memory file of %zu bytes: %s", rounded,
-			       strerror(-fd));
-	void *base = mmap(NULL, rounded, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	int error = errno;
+	void *base;
+	int fd;
+	int rc = memory_file_make(rounded, &fd, &base, err);
+	if (rc != 0)
+		return rc;
 	/* The mapping keeps a file alive that isn't kept open. */
-	if (base == MAP_FAILED || !filed_keep(base, rounded, fd))
+	if (!filed_keep(base, rounded, fd))
 		close(fd);
-	if (base == MAP_FAILED)
-		return ws_fail(err, -ENOMEM, "cannot map %zu bytes of shared memory: %s", rounded,
-			       strerror(error));
 	/* A hint: where the kernel has no huge pages for shared memory, small ones do. */
 	if (rounded >= HUGE_BYTES_MIN)
 		madvise(base, rounded, MADV_HUGEPAGE);

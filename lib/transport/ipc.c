@@ -126,7 +126,7 @@ static int ipc_open(struct nic *nic, const char *device, struct ws_error *err)
 	if (ipc->done == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %d ops in flight on %s", IPC_OPS_MAX,
 			       nic->name);
-	rc = shared_make(sizeof(struct door), &ipc->door_fd, &door, err);
+	rc = memory_file_make(sizeof(struct door), &ipc->door_fd, &door, err);
 	if (rc != 0)
 		return rc;
 	ipc->door = door;

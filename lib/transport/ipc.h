@@ -168,9 +168,7 @@ bool ipc_peer_has_died(const struct peer *peer);       /* a system call */
 void ipc_peer_lose(struct peer *peer, int status, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ipc_shared.c.  A sealed file of mine with a mapping; *fd_out and *map_out are set on success. */
-int shared_make(size_t bytes, int *fd_out, void **map_out, struct ws_error *err);
-/* Opens what process pid has open as fd.  A negative errno. */
+/* ipc_shared.c.  Opens what process pid has open as fd.  A negative errno. */
 int shared_open(pid_t pid, uint32_t fd);
 /* 0 if fd is a sealed file of at least so many bytes: touching a mapping can't be a SIGBUS. */
 int shared_check(int fd, uint64_t bytes);

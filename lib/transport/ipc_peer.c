@@ -111,7 +111,7 @@ static int receiver_open(struct ipc *ipc, struct peer *peer, struct ws_error *er
 {
 	void *ring;
 
-	int rc = shared_make(IPC_RING_BYTES, &peer->ring_fd, &ring, err);
+	int rc = memory_file_make(IPC_RING_BYTES, &peer->ring_fd, &ring, err);
 	if (rc != 0)
 		return rc;
 	peer->in_head = ring;

@@ -17,28 +17,6 @@
 
 #include "lib/transport/ipc.h"
 
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
-
-int shared_make(size_t bytes, int *fd_out, void **map_out, struct ws_error *err)
-{
-	int fd = memfd_create("weightsync-ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	void *map = MAP_FAILED;
-
-	if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, SEALS) == 0)
-		map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (map == MAP_FAILED) {
-		int error = errno;
-		if (fd >= 0)
-			close(fd);
-		return ws_fail(err, error == EMFILE || error == ENFILE ? -ENOSPC : -ENOMEM,
-			       "cannot make %zu bytes to share with other processes: %s", bytes,
-			       strerror(error));
-	}
-	*fd_out = fd;
-	*map_out = map;
-	return 0;
-}
-
 int shared_open(pid_t pid, uint32_t fd)
 {
 	char path[64];
@@ -56,7 +34,8 @@ int shared_check(int fd, uint64_t bytes)
 	if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
 		return -EPROTO;
 	int seals = fcntl(fd, F_GET_SEALS);
-	return seals >= 0 && (seals & SEALS) == SEALS && (uint64_t)status.st_size >= bytes
+	return seals >= 0 && (seals & MEMORY_SEALS) == MEMORY_SEALS &&
+			       (uint64_t)status.st_size >= bytes
 		       ? 0
 		       : -EPROTO;
 }
