@@ -260,24 +260,30 @@ int verbs_port_open(const struct verbs_options *options, struct ibv_context **co
 	assert(*context_out != NULL);
 	rc = port_choose(*context_out, options, port_out, err);
 	if (rc == 0 && verbs_gid_scan(*context_out, port_out, options->gid, &port_out->gid) != 0)
-		rc = ws_fail(err, -ENODEV, "%s port %u can't be used: %s", options->device,
-			     port_out->number, port_out->gid.reason);
+		rc = ws_fail(err, -ENODEV, "%s port %u (%s) can't be used: %s", options->device,
+			     port_out->number, port_out->reason, port_out->gid.reason);
 	return rc;
 }
 
 /* ---------------------------------------------------------------- offers */
 
-static void offer_fill(struct nic_info *info, struct ibv_context *context, uint8_t number)
+static void offer_name(struct nic_info *info, struct ibv_device *device, uint8_t number)
 {
-	const char *name = ibv_get_device_name(context->device);
-	struct verbs_port port = {.number = number};
+	const char *name = ibv_get_device_name(device);
 
 	snprintf(info->transport, sizeof(info->transport), "verbs");
 	snprintf(info->device, sizeof(info->device), "%.63s/%u", name, number);
 	snprintf(info->rdma, sizeof(info->rdma), "%.63s", name);
+	snprintf(info->state, sizeof(info->state), "unknown");
 	info->numa = -1;
+}
+
+static void offer_fill(struct nic_info *info, struct ibv_context *context, uint8_t number)
+{
+	struct verbs_port port = {.number = number};
+
+	offer_name(info, context->device, number);
 	if (ibv_query_port(context, number, &port.attr) != 0) {
-		snprintf(info->state, sizeof(info->state), "unknown");
 		snprintf(info->skipped, sizeof(info->skipped), "the port doesn't answer: %s",
 			 strerror(errno));
 		return;
@@ -316,25 +322,23 @@ static void transport_check(const struct ibv_device *device, struct nic_info *in
 static uint32_t ports_offer(struct ibv_device *device, struct nic_info *infos, uint32_t room)
 {
 	struct ibv_context *context = ibv_open_device(device);
-	struct ibv_device_attr attr;
+	int error = context == NULL ? errno : 0;
+	struct ibv_device_attr attr = {0};
 	uint32_t count = 0;
 
-	if (context != NULL && ibv_query_device(context, &attr) == 0)
-		for (uint8_t i = 1; i <= attr.phys_port_cnt && count < room; i++) {
-			offer_fill(&infos[count], context, i);
-			transport_check(device, &infos[count++]);
-		}
-	if (context != NULL) {
-		ibv_close_device(context);
-		return count;
+	if (context != NULL)
+		error = ibv_query_device(context, &attr);
+	for (uint8_t i = 1; error == 0 && i <= attr.phys_port_cnt && count < room; i++) {
+		offer_fill(&infos[count], context, i);
+		transport_check(device, &infos[count++]);
 	}
-	infos[0].numa = -1;
-	snprintf(infos[0].transport, sizeof(infos[0].transport), "verbs");
-	snprintf(infos[0].device, sizeof(infos[0].device), "%.63s/1", ibv_get_device_name(device));
-	snprintf(infos[0].rdma, sizeof(infos[0].rdma), "%.63s", ibv_get_device_name(device));
-	snprintf(infos[0].state, sizeof(infos[0].state), "unknown");
+	if (context != NULL)
+		ibv_close_device(context);
+	if (error == 0)
+		return count;
+	offer_name(&infos[0], device, 1);
 	snprintf(infos[0].skipped, sizeof(infos[0].skipped), "cannot open the device: %s",
-		 strerror(errno));
+		 strerror(error));
 	return 1;
 }
 

@@ -54,6 +54,8 @@ static void port_take(struct verbs *verbs)
 			   strerror(errno));
 		return;
 	}
+	if (attr.lid != verbs->port.attr.lid)
+		verbs_trouble(verbs, "its LID changed: connections made before may break");
 	verbs->port.attr = attr;
 	bool down = attr.state != IBV_PORT_ACTIVE;
 	if (down == nic->down)
@@ -125,35 +127,6 @@ static void peer_fail(const struct ibv_qp *qp, const char *reason)
 	ibv_modify_qp(peer->qp, &error, IBV_QP_STATE);
 }
 
-static bool is_my_port(const struct verbs *verbs, const struct ibv_async_event *event)
-{
-	return event->element.port_num == verbs->port.number;
-}
-
-static void port_event(struct verbs *verbs, const struct ibv_async_event *event)
-{
-	if (!is_my_port(verbs, event))
-		return;
-	switch (event->event_type) {
-	case IBV_EVENT_PORT_ACTIVE:
-	case IBV_EVENT_PORT_ERR:
-		port_take(verbs);
-		break;
-	case IBV_EVENT_GID_CHANGE:
-		gid_changed(verbs);
-		break;
-	case IBV_EVENT_LID_CHANGE:
-		verbs_trouble(verbs, "its LID changed: connections made before may break");
-		port_take(verbs);
-		break;
-	case IBV_EVENT_SM_CHANGE:
-		verbs_trouble(verbs, "its subnet has another manager");
-		break;
-	default: /* keys, and a manager that wants to hear of us again: not ours */
-		break;
-	}
-}
-
 static void event_take(struct verbs *verbs, const struct ibv_async_event *event)
 {
 	struct ibv_srq_attr low = {.srq_limit = verbs->receives_total / 16};
@@ -186,19 +159,23 @@ static void event_take(struct verbs *verbs, const struct ibv_async_event *event)
 	case IBV_EVENT_DEVICE_FATAL:
 		verbs_lose(verbs, -ENODEV, "the device failed or was removed");
 		break;
+	/* Of whichever port: mine is asked whether it has changed. */
+	case IBV_EVENT_PORT_ACTIVE:
+	case IBV_EVENT_PORT_ERR:
+	case IBV_EVENT_LID_CHANGE:
+		port_take(verbs);
+		break;
+	case IBV_EVENT_GID_CHANGE:
+		gid_changed(verbs);
+		break;
+	/* Nothing that a connection would notice. */
 	case IBV_EVENT_COMM_EST:
 	case IBV_EVENT_SQ_DRAINED:
 	case IBV_EVENT_PATH_MIG:
 	case IBV_EVENT_WQ_FATAL:
-		break;
-	case IBV_EVENT_PORT_ACTIVE:
-	case IBV_EVENT_PORT_ERR:
-	case IBV_EVENT_LID_CHANGE:
 	case IBV_EVENT_PKEY_CHANGE:
 	case IBV_EVENT_SM_CHANGE:
 	case IBV_EVENT_CLIENT_REREGISTER:
-	case IBV_EVENT_GID_CHANGE:
-		port_event(verbs, event);
 		break;
 	}
 }

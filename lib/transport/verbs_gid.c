@@ -22,8 +22,7 @@ enum gid_kind {
 };
 
 static const char *const kind_reasons[] = {
-	[GID_NONE] = "empty",
-	[GID_LINK_LOCAL] = "link-local",
+	/* of those that may be chosen */
 	[GID_V1] = "no RoCE v2 entry is routable; this one isn't link-local",
 	[GID_INFINIBAND] = "the port's InfiniBand GID",
 	[GID_V2_IPV6] = "RoCE v2 over a routable IPv6 address; there is no IPv4 one",
