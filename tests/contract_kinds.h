@@ -82,8 +82,10 @@ static inline void kind_parse(struct kind *kind, char *text)
 {
 	char *save = NULL, *colon = strchr(text, ':');
 
-	if (colon == NULL)
-		return;
+	if (colon == NULL || colon[1] == 0) {
+		fprintf(stderr, "WS_CONTRACT=\"%s\" isn't TRANSPORT:DEVICE [DEVICE]\n", text);
+		exit(2);
+	}
 	*colon = 0;
 	*kind = (struct kind){.transport = text};
 	char *device = strtok_r(colon + 1, " ", &save);

@@ -434,7 +434,7 @@ START_TEST(another_process_with_the_same_number_isnt_believed)
 	uint32_t pid = (uint32_t)other.pid;
 	sleep_ns(20000000); /* until the other has the same numbers open */
 	for (int i = 0; i < 4; i++)
-		end.other.address.bytes[12 + i] = (uint8_t)(pid >> 8 * i);
+		end.other.address.bytes[4 + i] = (uint8_t)(pid >> 8 * i);
 	int rc = end.nic->transport->peer_connect(end.nic, end.peer, &end.other.address, &err);
 	ck_assert_msg(rc == -ECONNRESET || rc == -ENOTSUP, "%d: %s", rc, err.text);
 	child_kill(&child);
@@ -454,7 +454,7 @@ START_TEST(what_isnt_a_pipe_is_never_written_to)
 	for (int i = 0; i < 2; i++)
 		ck_ok(transport->peer_open(pair.nics[i], &peers[i], &address, &err), err);
 	int file = memfd_create("precious", MFD_CLOEXEC);
-	memcpy(&address.bytes[24], &file, sizeof(file));
+	memcpy(&address.bytes[16], &file, sizeof(file));
 	ck_fails(transport->peer_connect(pair.nics[0], peers[0], &address, &err), -EPROTO, err);
 	close(file);
 	pair_close(&pair);

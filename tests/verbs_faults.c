@@ -192,6 +192,7 @@ END_TEST
 START_TEST(memory_above_the_memlock_limit_is_refused_with_need_and_limit)
 {
 	struct rlimit limit = {.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+	bool root = getuid() == 0;
 	struct ws_memory memory;
 	struct nic *nic;
 	struct mr mr;
@@ -199,14 +200,16 @@ START_TEST(memory_above_the_memlock_limit_is_refused_with_need_and_limit)
 	ck_ok(nic_open(&nic, "verbs", device, &err), err);
 	memory_make(&memory, 4 << 20, false);
 	ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
-	ck_assert_int_eq(setresuid(65534, 65534, 0), 0); /* without CAP_IPC_LOCK */
+	if (root) /* without CAP_IPC_LOCK */
+		ck_assert_int_eq(setresuid(65534, 65534, 0), 0);
 	ck_fails(nic->transport->reg(nic, &memory, &mr, &err), -ENOSPC, err);
 	ck_assert_ptr_nonnull(strstr(err.text, "ulimit -l"));
 	ck_assert_ptr_nonnull(strstr(err.text, "1048576"));
 	memory.bytes = 65536;
 	ck_ok(nic->transport->reg(nic, &memory, &mr, &err), err);
 	ck_assert_str_eq(mr.path, "host");
-	ck_assert_int_eq(setresuid(0, 0, 0), 0);
+	if (root)
+		ck_assert_int_eq(setresuid(0, 0, 0), 0);
 	nic_close(nic);
 	free(memory.base);
 }
@@ -469,10 +472,10 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, ends_with_different_mtus_use_the_smaller, 0, 2);
 	tcase_add_test(tests, a_killed_receiver_fails_the_writes_in_time);
 	tcase_add_loop_test(tests, a_stopped_receiver_holds_up_the_writes_and_can_be_fenced, 0, 2);
-	if (getuid() == 0)
-		tcase_add_test(tests,
-			       memory_above_the_memlock_limit_is_refused_with_need_and_limit);
-	if (netdev != NULL) {
+	tcase_add_test(tests, memory_above_the_memlock_limit_is_refused_with_need_and_limit);
+	if (netdev == NULL) {
+		printf("not run: what breaks a network interface, unless WS_VERBS_NETDEV names one\n");
+	} else {
 		tcase_add_test(tests,
 			       a_gid_that_changes_is_said_and_the_next_connection_uses_the_new_one);
 		tcase_add_test(tests, a_port_that_goes_down_says_so_fails_its_ops_and_comes_back);
