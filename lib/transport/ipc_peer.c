@@ -138,7 +138,6 @@ static void address_write(const struct ipc *ipc, const struct peer *peer, struct
 	struct writer out = writer_fixed(address->bytes, sizeof(address->bytes));
 
 	write_u32(&out, ADDRESS_MAGIC);
-	write_u64(&out, ipc->nic.protocol);
 	write_u32(&out, (uint32_t)getpid());
 	write_u32(&out, (uint32_t)ipc->door_fd);
 	write_u32(&out, (uint32_t)peer->ring_fd);
@@ -193,11 +192,6 @@ static int address_read(const struct nic *nic, const struct address *address, st
 
 	if (address->count > ADDRESS_BYTES_MAX || read_u32(&in) != ADDRESS_MAGIC)
 		return ws_fail(err, -EPROTO, "%s got an address that no ipc NIC makes", nic->name);
-	if (read_u64(&in) != nic->protocol)
-		return ws_fail(err, -EPROTO,
-			       "%s got the address of another version of weightsync; use the same "
-			       "at both ends",
-			       nic->name);
 	remote->pid = (pid_t)read_u32(&in);
 	remote->door_fd = read_u32(&in);
 	remote->ring_fd = read_u32(&in);
