@@ -89,9 +89,9 @@ static int nics_of_host(struct bench_nics *nics, struct ws_error *err)
 			rc = nic_put(nics, infos[i].device, err);
 	if (rc == 0 && nics->count == 0)
 		rc = ws_fail(err, -ENODEV,
-			     "this host has no NIC for '%s' that is used unasked; "
-			     "`weightsync nics` lists them",
-			     nics->transport);
+			     "transport '%s' has no NIC on this host that is used unasked: %s; "
+			     "name one; `weightsync nics` lists what there is",
+			     nics->transport, count > 0 ? infos[0].skipped : "it offers none");
 	arena_release(&arena);
 	return rc;
 }

@@ -4,7 +4,10 @@
  * its devices and NICs; with several ranks it also tries every pair of them (probe.c).
  */
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/doctor.h"
 #include "cli/probe.h"
@@ -83,6 +86,11 @@ static int settle(const struct command *command, struct doctor_command *given)
 				 "all");
 	if (given->root[0] != '\0' && given->rank != UINT32_MAX)
 		return say_usage(command, "--root looks at files only: no rank can be probed");
+	char proc[PATH_MAX];
+	snprintf(proc, sizeof(proc), "%s/proc", given->root);
+	if (access(proc, R_OK) != 0)
+		return say_usage(command, "--root '%s': there is no %s: %s", given->root, proc,
+				 strerror(errno));
 	return -1;
 }
 

@@ -156,8 +156,12 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 		if (clock_ns() > until)
 			return ws_fail(
 				err, -ETIMEDOUT,
-				"only %u of %u rollout ranks have said what they found in version %" PRIu64,
-				outcome->verified_ranks, want, outcome->report->version);
+				"only %u of %u rollout ranks have said within %u ms what they found in "
+				"version %" PRIu64
+				"; who was lost is in the other ranks' lines and in "
+				"`weightsync status`",
+				outcome->verified_ranks, want, job->deadline_ms,
+				outcome->report->version);
 		sleep_ns(2000000);
 	}
 }

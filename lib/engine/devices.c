@@ -271,9 +271,10 @@ int devices_find(struct devices *devices, const struct devices_wanted *wanted, s
 	why[reasons.count] = 0;
 	if (rc == 0 && devices->count == 0)
 		rc = ws_fail(err, -ENODEV,
-			     "this host has no NIC for transport '%s' that is used unasked; name "
-			     "one; %s",
-			     wanted->transport != NULL ? wanted->transport : "auto", why);
+			     "transport '%s' has no NIC on this host that is used unasked: %s; "
+			     "name one; `weightsync nics` lists what there is",
+			     wanted->transport != NULL ? wanted->transport : "auto",
+			     why[0] != 0 ? why : "it offers none");
 	if (rc == 0 && binds)
 		core_find(devices, wanted, &place);
 	choice_write(devices, why);
