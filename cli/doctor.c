@@ -133,14 +133,16 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 	doctor->ranks = probes ? UINT64_C(1) << launch.rank : 1;
 	doctor_launch(doctor, &launch, rc, &err);
 	examine(doctor, given, &nics, &devices);
-	if (probes)
+	if (probes) {
+		catch_signals(); /* a folder may have to be removed */
 		probe = probe_run(doctor, &(struct probe_options){.launch = &launch,
 								  .devices = &devices,
 								  .hub = given->hub,
 								  .key_file = given->key_file,
 								  .start_ms = given->start_ms,
 								  .step_ms = given->deadline_ms});
-	int status = EXIT_OK;
+	}
+	int status;
 	/* All ranks know the same; one tells it, unless they never met. */
 	if (!probes || launch.rank == 0 || !probe_has_met(probe))
 		status = put_result(doctor, probe, given->as_json);

@@ -57,11 +57,14 @@ static int member_open(struct meeting *meeting, const struct launch *launch, con
 	char endpoint[256];
 	int rc = 0;
 
-	if (hub != NULL)
+	if (hub != NULL) {
 		endpoint_of(hub, endpoint, sizeof(endpoint));
-	else
+	} else {
+		end_on_signal(true);
 		rc = rendezvous_find(&meeting->meet, launch, endpoint, sizeof(endpoint), until_ns,
 				     err);
+		end_on_signal(false);
+	}
 	if (rc == 0)
 		rc = run_key_read(&key, hub != NULL ? key_file : meeting->meet.key_file, err);
 	if (rc != 0)

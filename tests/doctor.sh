@@ -228,6 +228,21 @@ wait "$pid0"
 [ $? = 1 ] && tr -s ' \n' ' ' <rank0 | grep -q -E "of 3 ranks these (said nothing any more|haven't come): 2;" &&
 	passed "doctor names the rank that died" || failed "doctor names the rank that died" "no" rank0 30
 wait
+
+# A signal while it waits for others: rank 0 has a folder to remove, the others none.
+for rank in 0 1; do
+	"$ws" doctor --rank "$rank" --world 3 --job "signal$rank" --nics 127.0.0.1 --start-deadline 20s >there 2>&1 &
+	signalled=$!
+	for _ in $(seq 100); do
+		[ "$rank" = 0 ] && ! ls "$work"/weightsync-*signal0/hub >/dev/null 2>&1 || break
+		sleep 0.1
+	done
+	sleep 1
+	kill "$signalled"
+	wait "$signalled"
+	[ $? = 1 ] && grep -q "stopped by a signal" there && passed "doctor ends by a signal, rank $rank" ||
+		failed "doctor ends by a signal, rank $rank" "no" there
+done
 [ -z "$(ls -d "$work"/weightsync-* 2>/dev/null)" ] && passed "doctor leaves no folder behind" ||
 	failed "doctor leaves no folder behind" "$(ls -d "$work"/weightsync-*)"
 [ "$failures" = 0 ]
