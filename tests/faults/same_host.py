@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who dies or stops in an update over ipc: ops are slowed down as elsewhere, memory is mapped or
-written by process_vm_writev (in place, where it is the engine's)."""
+"""Who dies or stops in an update over ipc: ops are slowed down as elsewhere; memory is mapped, for
+the roles have it from weightsync (tests/ipc_kill.c is about process_vm_writev)."""
 from hurt import kill_rollout, kill_trainer, stop_rollout, stop_trainer
 from run import Run
 from world import scenario
