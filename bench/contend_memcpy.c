@@ -37,33 +37,6 @@ static int copier_open(void **state_out, const struct end *end, struct ws_error 
 	return bench_memory_alloc(&copier->to, end->memory.bytes, end->contest->memory, err);
 }
 
-static int copier_address(void *state, uint32_t peer, struct writer *out, struct ws_error *err)
-{
-	(void)state;
-	(void)peer;
-	(void)out;
-	(void)err;
-	return 0;
-}
-
-static int copier_connect(void *state, uint32_t peer, const void *bytes, size_t count,
-			  struct ws_error *err)
-{
-	(void)state;
-	(void)peer;
-	(void)bytes;
-	(void)count;
-	(void)err;
-	return 0;
-}
-
-static int copier_arm(void *state, struct ws_error *err)
-{
-	(void)state;
-	(void)err;
-	return 0;
-}
-
 /* A latency is of the same bytes again and again, as there and back are. */
 static void op_copy(const struct copier *copier, uint32_t i)
 {
@@ -96,8 +69,5 @@ const struct contender contender_memcpy = {
 	.name = "memcpy",
 	.open = copier_open,
 	.close = copier_close,
-	.address = copier_address,
-	.connect = copier_connect,
-	.arm = copier_arm,
 	.run = copier_run,
 };

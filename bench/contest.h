@@ -99,7 +99,8 @@ struct contender {
 	/* State is NULL or half made on failure; close takes both. */
 	int (*open)(void **state_out, const struct end *end, struct ws_error *err);
 	void (*close)(void *state);
-	/* My half of the connection to this peer, and its half. */
+	/* My half of the connection to this peer, and its half.  NULL, as arm may be: nothing to
+	 * do. */
 	int (*address)(void *state, uint32_t peer, struct writer *out, struct ws_error *err);
 	int (*connect)(void *state, uint32_t peer, const void *bytes, size_t count,
 		       struct ws_error *err);

@@ -90,7 +90,9 @@ static int addresses_say(struct worker *worker, struct ws_error *err)
 		for (uint32_t k = 0; rc == 0 && k < end_peer_count(&worker->end); k++) {
 			size_t at = out.count;
 			write_u32(&out, 0);
-			rc = worker->contenders[i]->address(worker->states[i], k, &out, err);
+			if (worker->contenders[i]->address != NULL)
+				rc = worker->contenders[i]->address(worker->states[i], k, &out,
+								    err);
 			length_put(&out, at);
 		}
 	if (rc == 0 && out.failed)
@@ -128,8 +130,9 @@ static int worker_connect(struct worker *worker, struct ws_error *err)
 			const void *bytes = read_bytes(&in, count);
 			if (in.failed)
 				return ws_fail(err, -EPROTO, "the peers' addresses are cut short");
-			rc = worker->contenders[i]->connect(worker->states[i], k, bytes, count,
-							    err);
+			if (worker->contenders[i]->connect != NULL)
+				rc = worker->contenders[i]->connect(worker->states[i], k, bytes,
+								    count, err);
 		}
 	return rc == 0 ? channel_say(&worker->channel, 'k', NULL, 0, err) : rc;
 }
@@ -141,13 +144,14 @@ static int worker_turn(struct worker *worker, struct ws_error *err)
 	uint8_t which = channel->bytes == 1 ? channel->frame[0] : UINT8_MAX;
 	if (which >= worker->setup.contest.contender_count)
 		return ws_fail(err, -EPROTO, "the other end names no contender");
-	int rc = worker->contenders[which]->arm(worker->states[which], err);
+	const struct contender *contender = worker->contenders[which];
+	int rc = contender->arm != NULL ? contender->arm(worker->states[which], err) : 0;
 	if (rc == 0)
 		rc = channel_say(channel, 'r', NULL, 0, err);
 	if (rc == 0)
 		rc = channel_expect(channel, 'g', err);
 	if (rc == 0)
-		rc = worker->contenders[which]->run(worker->states[which], &outcome, err);
+		rc = contender->run(worker->states[which], &outcome, err);
 	return rc == 0 ? channel_say(channel, 'd', &outcome, sizeof(outcome), err) : rc;
 }
 
