@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <rdma/fabric.h>
@@ -141,16 +140,19 @@ static int bare_open_over(void **state_out, const struct end *end, const char *p
 	uint32_t depth = end->contest->depth;
 	struct bare *bare = mem_alloc(sizeof(*bare));
 	*state_out = bare;
-	if (bare == NULL || depth > DEPTH_MAX)
-		return ws_fail(err, -ENOMEM, "no memory for the baseline, or a depth above %d",
-			       DEPTH_MAX);
+	if (bare == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the baseline");
+	if (depth > DEPTH_MAX)
+		return ws_fail(err, -EINVAL,
+			       "fi_writemsg is measured with a depth of at most %d, not %u",
+			       DEPTH_MAX, depth);
 	bare->end = end;
 	bare->contexts = mem_alloc(depth * sizeof(*bare->contexts));
 	bare->free = mem_alloc(depth * sizeof(*bare->free));
 	bare->samples = mem_alloc(end->contest->op_count * sizeof(*bare->samples));
 	if (bare->contexts == NULL || bare->free == NULL || bare->samples == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u writes in flight", depth);
-	/* As lib/transport/fabric.c: without it tcp's completions say nothing of delivery. */
+	/* As lib/transport/fabric_modes.c: without it tcp's completions say nothing of delivery. */
 	bool delivery = strncmp(provider, "tcp", 3) == 0 || strncmp(provider, "net", 3) == 0 ||
 			strncmp(provider, "sockets", 7) == 0;
 	bare->flags = FI_REMOTE_CQ_DATA | FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0);
@@ -216,16 +218,17 @@ static int bare_arm(void *state, struct ws_error *err)
 	return 0;
 }
 
-/* Takes what the queue has; sleeps only where may_sleep, when there is nothing to post. */
+/* Takes what the queue has; sleeps only where may_sleep, when there is nothing to post.  Out of
+ * time it fails. */
 static int bare_poll(struct bare *bare, bool may_sleep, struct ws_error *err)
 {
 	struct fi_cq_data_entry entries[READ_MAX];
 	ssize_t got = fi_cq_read(bare->cq, entries, READ_MAX);
-	if (got == -FI_EAGAIN && ++bare->empty > SPIN_POLLS && may_sleep) {
+	if (got == -FI_EAGAIN && ++bare->empty > SPIN_POLLS) {
 		if (clock_ns() > bare->deadline)
 			return ws_fail(err, -ETIMEDOUT, "the baseline wasn't done after %d s",
 				       RUN_MS_MAX / 1000);
-		if (bare->waits)
+		if (may_sleep && bare->waits)
 			got = fi_cq_sread(bare->cq, entries, READ_MAX, NULL, SLEEP_MS);
 		else
 			sched_yield();

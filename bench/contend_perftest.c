@@ -6,12 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/contest.h"
@@ -40,10 +38,8 @@ static const char *tool_name(const struct contest *contest)
 
 static void tool_end(struct tool *tool)
 {
-	if (tool->pid > 0) {
-		kill(tool->pid, SIGKILL);
-		waitpid(tool->pid, NULL, 0);
-	}
+	if (tool->pid > 0)
+		(void)child_reap(tool->pid, 0);
 	if (tool->output >= 0)
 		close(tool->output);
 	*tool = (struct tool){.output = -1};
@@ -192,12 +188,11 @@ static int tools_arm(void *state, struct ws_error *err)
 
 /* --------------------------------------------------------------------------------- run */
 
-/* All that it says until it ends. */
+/* What it says until it ends, in OUTPUT_MAX bytes. */
 static int tool_hear(struct tool *tool, const char *name, char *text, struct ws_error *err)
 {
 	uint64_t deadline = deadline_in_ms(RUN_MS_MAX);
 	size_t count = 0;
-	int status = 0;
 	while (count < OUTPUT_MAX - 1) {
 		struct pollfd wait = {.fd = tool->output, .events = POLLIN};
 		if (clock_ns() > deadline)
@@ -211,13 +206,10 @@ static int tool_hear(struct tool *tool, const char *name, char *text, struct ws_
 		count += (size_t)got;
 	}
 	text[count] = 0;
-	pid_t pid = tool->pid;
+	int status = child_reap(tool->pid, deadline);
 	tool->pid = 0;
-	if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
-		return ws_fail(err, -EIO, "%s failed: %.300s", name, text);
-	close(tool->output);
-	tool->output = -1;
-	return 0;
+	tool_end(tool);
+	return status == 0 ? 0 : ws_fail(err, -EIO, "%s failed: %.300s", name, text);
 }
 
 /* The last line of nothing but numbers has the result. */
@@ -264,17 +256,18 @@ static int tools_run(void *state, struct outcome *outcome, struct ws_error *err)
 	}
 	if (rc != 0 || tools->end->receives)
 		return rc;
-	if (!contest->latency && gbits <= 0)
+	if (contest->latency) { /* microseconds of half a round: median, and 99 % */
+		outcome->p50_us = values[4];
+		outcome->p99_us = values[7];
+		return 0;
+	}
+	if (gbits <= 0)
 		return ws_fail(
 			err, -EAGAIN,
 			"%s couldn't calibrate its clock, as happens on a busy machine, and so "
 			"measured nothing; run it again",
 			tool_name(contest));
-	if (contest->latency) { /* microseconds of half a round: median, and 99 % */
-		outcome->p50_us = values[4];
-		outcome->p99_us = values[7];
-	}
-	outcome->ns = (uint64_t)((double)contest_bytes(contest) * 8 / MAX(gbits, 1e-9));
+	outcome->ns = (uint64_t)((double)contest_bytes(contest) * 8 / gbits);
 	return 0;
 }
 

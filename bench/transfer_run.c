@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/transfer.h"
@@ -114,9 +113,10 @@ static void game_end(struct game *game, bool failed)
 		if (player->pid > 0 && failed)
 			kill(player->pid, SIGKILL);
 	}
+	uint64_t deadline = deadline_in_ms(CHANNEL_WAIT_MS);
 	for (uint32_t i = 0; i < game->count; i++) {
 		if (game->players[i].pid > 0)
-			waitpid(game->players[i].pid, NULL, 0);
+			(void)child_reap(game->players[i].pid, deadline);
 		if (game->players[i].has_thread)
 			pthread_join(game->players[i].thread, NULL);
 	}

@@ -3,6 +3,7 @@
 #include "bench/worker.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -38,6 +39,17 @@ void outcome_latency(struct outcome *outcome, double *samples, uint32_t count)
 	(void)spread_of(samples, count);
 	outcome->p50_us = spread_quantile(samples, count, 0.50);
 	outcome->p99_us = spread_quantile(samples, count, 0.99);
+}
+
+int child_reap(pid_t child, uint64_t until_ns)
+{
+	int status = 0;
+	while (waitpid(child, &status, WNOHANG) == 0) {
+		if (clock_ns() > until_ns)
+			kill(child, SIGKILL);
+		sleep_ns(1000000);
+	}
+	return status;
 }
 
 static int setup_take(struct worker *worker, struct ws_error *err)
@@ -188,6 +200,52 @@ void worker_run(int fd, const struct bench_nics *nics)
 	channel_close(&worker.channel);
 }
 
+/* ------------------------------------------------------------------------------ listener */
+
+static bool has_gone(int client)
+{
+	char byte;
+	ssize_t got = recv(client, &byte, 1, MSG_DONTWAIT);
+	return got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
+static bool children_live(void)
+{
+	pid_t ended;
+	do
+		ended = waitpid(-1, NULL, WNOHANG);
+	while (ended > 0);
+	return ended == 0;
+}
+
+/* Forks a worker per connection while the client's own lasts.  A client whose host vanished says
+ * nothing of its end: then the workers end by their channels' deadlines, and none comes. */
+static int session_serve(int listener, int client, const struct bench_nics *nics,
+			 struct ws_error *err)
+{
+	uint64_t deadline = deadline_in_ms(CHANNEL_WAIT_MS);
+	while (!has_gone(client)) {
+		struct ws_error none;
+		int fd;
+		if (children_live())
+			deadline = deadline_in_ms(CHANNEL_WAIT_MS);
+		if (clock_ns() > deadline)
+			return ws_fail(err, -ETIMEDOUT,
+				       "the client asked for nothing for %d s; is its host up?",
+				       CHANNEL_WAIT_MS / 1000);
+		if (channel_accept(listener, 100, &fd, &none) != 0)
+			continue;
+		if (fork() == 0) {
+			close(client);
+			close(listener);
+			worker_run(fd, nics);
+			_exit(0);
+		}
+		close(fd);
+	}
+	return 0;
+}
+
 /* The first connection is the client's own: while it lasts there may be others. */
 int worker_listen(const char *where, const struct bench_nics *nics, struct ws_error *err)
 {
@@ -195,28 +253,11 @@ int worker_listen(const char *where, const struct bench_nics *nics, struct ws_er
 	int rc = channel_listen(where, &listener, err);
 	if (rc == 0)
 		rc = channel_accept(listener, CLIENT_MS_MAX, &client, err);
-	while (rc == 0) {
-		struct ws_error none;
-		char end;
-		int fd;
-		ssize_t got = recv(client, &end, 1, MSG_DONTWAIT);
-		if (got == 0 || (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK))
-			break;
-		if (channel_accept(listener, 100, &fd, &none) != 0)
-			continue;
-		pid_t child = fork();
-		if (child == 0) {
-			close(client);
-			close(listener);
-			worker_run(fd, nics);
-			_exit(0);
-		}
-		close(fd);
-		while (waitpid(-1, NULL, WNOHANG) > 0)
-			;
-	}
-	while (rc == 0 && waitpid(-1, NULL, 0) > 0)
-		;
+	if (rc == 0)
+		rc = session_serve(listener, client, nics, err);
+	uint64_t deadline = deadline_in_ms(RUN_MS_MAX + CHANNEL_WAIT_MS);
+	while (children_live() && clock_ns() < deadline)
+		sleep_ns(10000000);
 	if (client >= 0)
 		close(client);
 	if (listener >= 0)

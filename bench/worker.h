@@ -32,7 +32,8 @@ struct setup {
 /* Takes the fd; returns when the channel ends. */
 void worker_run(int fd, const struct bench_nics *nics);
 
-/* Serves workers at "host:port" to one client: returns when that client has gone. */
+/* Serves workers at "host:port" to one client: returns when that client has gone, or has asked for
+ * nothing for CHANNEL_WAIT_MS. */
 int worker_listen(const char *where, const struct bench_nics *nics, struct ws_error *err);
 
 #endif

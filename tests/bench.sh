@@ -5,6 +5,17 @@
 . "$(dirname "$0")/lib.sh"
 cd "$work" || exit 1
 
+# A client whose host vanished looks like this one: its connection stands, and nothing comes.  It takes a minute.
+port=$((20000 + $$ % 10000)) mute=$((port + 1))
+timeout -k 5 150 "$ws" bench transfer --listen 127.0.0.1:$mute >left 2>&1 &
+left=$!
+timeout 150 python3 -c "
+import socket, time
+for _ in range(600):
+    try: client = socket.create_connection(('127.0.0.1', $mute))
+    except ConnectionRefusedError: time.sleep(0.1)
+    else: time.sleep(150)" &
+
 # rows WHAT-IS-EXPECTED: the JSON lines of `log`, one per row.
 rows() {
 	python3 - "$@" <<'P'
@@ -47,7 +58,6 @@ bench "bench over tcp: latency, against bare fi_writemsg" 2 fi_writemsg --what l
 bench "bench over tcp: mesh over two NICs, 3 senders and 1 receiver" 1 fi_writemsg --what mesh --senders 3 --receivers 1 \
 	--nics 127.0.0.1,127.0.0.2 --bytes 4M --op-bytes 64K
 
-port=$((20000 + $$ % 10000))
 timeout -k 5 60 "$ws" bench transfer --listen 127.0.0.1:$port --nics 127.0.0.2 >other 2>&1 &
 bench "bench between two hosts: --listen and --peer" 1 fi_writemsg --peer 127.0.0.1:$port --what stream --bytes 4M
 wait $! && passed "the listener ends with its client" || failed "the listener ends with its client" "it didn't" other
@@ -56,6 +66,11 @@ wait $! && passed "the listener ends with its client" || failed "the listener en
 	passed "a table for people" || failed "a table for people" "no row" log
 for bad in "--what nothing" "--transport pigeon" "--rounds 3" "--memory 3k" "--op-bytes 8"; do
 	# shellcheck disable=SC2086
-	"$ws" bench transfer $bad >log 2>err && failed "bench transfer $bad" "was taken" || passed "bench transfer $bad is refused"
+	"$ws" bench transfer $bad >log 2>err
+	[ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench transfer $bad is refused" ||
+		failed "bench transfer $bad" "was taken" err
 done
+wait $left
+[ $? = 1 ] && grep -q 'the client asked for nothing for 60 s' left && passed "a listener doesn't wait for ever for a client that is silent" ||
+	failed "a silent client" "its listener waits, or doesn't say why it ends" left
 exit "$failures"
