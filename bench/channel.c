@@ -159,9 +159,8 @@ static int address_find(const char *where, struct addrinfo **found_out, struct w
 	return 0;
 }
 
-/* One try; the kernel's errno in *error_out. */
-static int socket_make(const char *where, bool listens, int *fd_out, int *error_out,
-		       struct ws_error *err)
+/* One try; the kernel's errno as the error's code. */
+static int socket_make(const char *where, bool listens, int *fd_out, struct ws_error *err)
 {
 	struct addrinfo *found = NULL;
 	int one = 1, rc = address_find(where, &found, err);
@@ -176,12 +175,13 @@ static int socket_make(const char *where, bool listens, int *fd_out, int *error_
 	bool good = fd >= 0 && (listens ? bind(fd, found->ai_addr, found->ai_addrlen) == 0 &&
 						  listen(fd, 64) == 0
 					: connect(fd, found->ai_addr, found->ai_addrlen) == 0);
-	*error_out = good ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
+	int error = errno == EINPROGRESS ? ETIMEDOUT : errno;
 	if (good)
 		*fd_out = fd;
 	else
-		rc = ws_fail(err, -ECONNRESET, "cannot %s '%s': %s",
-			     listens ? "listen at" : "connect to", where, strerror(*error_out));
+		rc = ws_fail(err, -error, "cannot %s '%s': %s%s",
+			     listens ? "listen at" : "connect to", where, strerror(error),
+			     listens ? "" : "; does `bench transfer --listen` run there?");
 	if (!good && fd >= 0)
 		close(fd);
 	freeaddrinfo(found);
@@ -190,8 +190,7 @@ static int socket_make(const char *where, bool listens, int *fd_out, int *error_
 
 int channel_listen(const char *where, int *fd_out, struct ws_error *err)
 {
-	int error;
-	return socket_make(where, true, fd_out, &error, err);
+	return socket_make(where, true, fd_out, err);
 }
 
 int channel_accept(int listener, uint32_t wait_ms, int *fd_out, struct ws_error *err)
@@ -209,12 +208,10 @@ int channel_accept(int listener, uint32_t wait_ms, int *fd_out, struct ws_error 
 int channel_connect(const char *where, int *fd_out, struct ws_error *err)
 {
 	uint64_t deadline = deadline_in_ms(CONNECT_MS_MAX);
-	int error = ECONNREFUSED, rc = -1;
-	while (rc != 0 && error == ECONNREFUSED && clock_ns() < deadline) {
-		error = 0;
-		rc = socket_make(where, false, fd_out, &error, err);
-		if (rc != 0)
-			sleep_ns(50000000);
+	int rc = socket_make(where, false, fd_out, err);
+	while (rc == -ECONNREFUSED && clock_ns() < deadline) {
+		sleep_ns(50000000);
+		rc = socket_make(where, false, fd_out, err);
 	}
 	return rc;
 }

@@ -214,9 +214,9 @@ static int side_step(struct side *side, uint32_t receives, struct ws_error *err)
 			if (events[i].kind == ENGINE_SENDS_DONE)
 				continue;
 			if (events[i].kind != ENGINE_RECEIVE_DONE)
-				return ws_fail(
-					err, -EIO, "the engine met event %d, status %d, op %u",
-					(int)events[i].kind, events[i].status, events[i].op_id);
+				return ws_fail(err, -EIO, "the engine met event %d at op %u: %s",
+					       (int)events[i].kind, events[i].op_id,
+					       engine_op_reason(&events[i]));
 			if (side->end->contest->latency)
 				side->come_ns[come] = clock_ns();
 			come++;

@@ -44,7 +44,9 @@ static int options_fill(struct bench_options *options, struct ws_error *err)
 	options->senders = options->senders == 0 ? 2 : options->senders;
 	options->receivers = options->receivers == 0 ? 2 : options->receivers;
 	if (transport_find(options->transport) == NULL || strcmp(options->transport, "fault") == 0)
-		return ws_fail(err, -ENODEV, "transport '%s' can't be measured",
+		return ws_fail(err, -ENODEV,
+			       "transport '%s' can't be measured; choose fabric, verbs, ipc or "
+			       "loop",
 			       options->transport);
 	for (size_t i = 0; i < ARRAY_SIZE(rows) && !known; i++)
 		known = strcmp(rows[i].what, options->what) == 0;
@@ -230,7 +232,7 @@ int bench_transfer(const struct bench_options *given, struct ws_error *err)
 	struct score *score = mem_alloc(sizeof(*score));
 	if (score == NULL && rc == 0)
 		rc = ws_fail(err, -ENOMEM, "no memory for the bench's numbers");
-	if (rc == 0 && score != NULL)
+	if (rc == 0)
 		rc = rows_run(&options, &nics, score, &out, err);
 	mem_free(score);
 	writer_release(&out);

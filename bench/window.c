@@ -32,18 +32,18 @@ int bench_memory_parse(const char *name, enum bench_memory *kind_out, struct ws_
 /* Begins at a huge page, so that all of it can be such. */
 static int pages_alloc(struct ws_memory *memory, size_t bytes, int advice, struct ws_error *err)
 {
-	size_t room = align_up(bytes, HUGE_BYTES) + HUGE_BYTES;
+	size_t whole = align_up(bytes, HUGE_BYTES), room = whole + HUGE_BYTES;
 	uint8_t *all = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (all == MAP_FAILED)
 		return ws_fail(err, -ENOMEM, "cannot map %zu bytes: %s", room, strerror(errno));
 	uint8_t *base = (uint8_t *)align_up((uintptr_t)all, HUGE_BYTES);
-	size_t before = (size_t)(base - all), behind = room - before - align_up(bytes, HUGE_BYTES);
+	size_t before = (size_t)(base - all), behind = room - before - whole;
 	if (before > 0)
 		munmap(all, before);
 	if (behind > 0)
-		munmap(base + align_up(bytes, HUGE_BYTES), behind);
+		munmap(base + whole, behind);
 	/* A wish: what came is read from smaps. */
-	madvise(base, align_up(bytes, HUGE_BYTES), advice);
+	madvise(base, whole, advice);
 	memory->base = base;
 	memory->bytes = bytes;
 	return 0;
@@ -88,7 +88,7 @@ uint32_t bench_memory_page_bytes(const struct ws_memory *memory)
 	FILE *file = fopen("/proc/self/smaps", "re");
 	/* Ends with the file. */
 	while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
-		if (sscanf(line, "%lx-%lx ", &from, &to) == 2 && strchr(line, ':') > line + 20)
+		if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
 			continue;
 		if (sscanf(line, "%31[A-Za-z]: %lu kB", kind, &kib) == 2 && from <= base &&
 		    base < to &&
