@@ -14,7 +14,8 @@ import socket, time
 for _ in range(600):
     try: client = socket.create_connection(('127.0.0.1', $mute))
     except ConnectionRefusedError: time.sleep(0.1)
-    else: time.sleep(150)" &
+    else: break
+client.recv(1)" &
 
 # rows WHAT-IS-EXPECTED: the JSON lines of `log`, one per row.
 rows() {
