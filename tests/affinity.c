@@ -168,6 +168,23 @@ START_TEST(equally_near_nics_are_shared_evenly)
 }
 END_TEST
 
+/* Two interfaces of one address, on no card: neither is nearer, and both are named alike. */
+START_TEST(nics_of_one_name_are_told_apart)
+{
+	struct topology_gpu gpus[2] = {0};
+	const struct topology topology = {.gpus = gpus, .numa = -1, .gpu_count = 2};
+	struct nic_info infos[2];
+
+	for (int gpu = 0; gpu < 2; gpu++) {
+		for (int i = 0; i < 2; i++)
+			infos[i] = (struct nic_info){.device = "tcp/192.0.2.1", .numa = -1};
+		ck_ok(nics_choose(&topology, gpu, infos, 2, &err), err);
+		ck_assert_str_eq(infos[gpu].skipped, "");
+		ck_assert_str_ne(infos[1 - gpu].skipped, "");
+	}
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("affinity");
@@ -178,6 +195,7 @@ Suite *suite(void)
 	tcase_add_loop_test(all, every_gpu_is_served_by_its_nearest_in_any_order_of_the_list, 0,
 			    100);
 	tcase_add_loop_test(all, equally_near_nics_are_shared_evenly, 0, 100);
+	tcase_add_test(all, nics_of_one_name_are_told_apart);
 	suite_add_tcase(s, all);
 	return s;
 }

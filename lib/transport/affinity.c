@@ -165,12 +165,15 @@ static bool same_nearest(const struct matrix *matrix, uint32_t a, uint32_t b)
 	return true;
 }
 
-/* The order in which NICs are dealt: all ranks of a host must see the same. */
+/* The order in which NICs are dealt: all ranks of a host must see the same.  Two interfaces with
+ * one address are named alike: the list's order. */
 static bool comes_before(const struct nic_info *a, const struct nic_info *b)
 {
 	int order = strcmp(a->pci, b->pci);
 
-	return order != 0 ? order < 0 : strverscmp(a->device, b->device) < 0;
+	if (order == 0)
+		order = strverscmp(a->device, b->device);
+	return order != 0 ? order < 0 : a < b;
 }
 
 static void gpu_deal(const struct matrix *matrix, uint32_t gpu, struct nic_info *infos)
