@@ -72,17 +72,14 @@ uint32_t host_list(struct doctor *doctor, const char *folder, const char *begin,
 
 const char *host_link_name(struct doctor *doctor, const char *path)
 {
-	char whole[512], target[512];
+	char whole[512], name[256];
 
-	if (!make_path(doctor, path, whole, sizeof(whole)))
+	if (!make_path(doctor, path, whole, sizeof(whole)) ||
+	    !file_link_name(whole, name, sizeof(name)))
 		return NULL;
-	ssize_t length = readlink(whole, target, sizeof(target) - 1);
-	if (length <= 0)
-		return NULL;
-	target[length] = '\0';
-	const char *slash = strrchr(target, '/');
-	const char *name = slash != NULL ? slash + 1 : target;
-	return arena_copy(&doctor->arena, name, strlen(name));
+	char *copy = arena_copy(&doctor->arena, name, strlen(name));
+	doctor->out_of_memory |= copy == NULL;
+	return copy;
 }
 
 const char *text_field(struct doctor *doctor, const char *text, const char *name)

@@ -228,6 +228,7 @@ START_TEST(a_device_a_pipe_or_a_link_stays_what_it_is)
 	struct ws_error err = {0};
 	struct st_writer writer;
 	struct stat stat_out;
+	char name[16];
 	void *bytes = NULL;
 	size_t count = 0;
 
@@ -240,6 +241,11 @@ START_TEST(a_device_a_pipe_or_a_link_stays_what_it_is)
 
 	put_file("to", "longer", 6);
 	ck_assert_int_eq(symlink("to", in_folder("link")), 0);
+	ck_assert(file_link_name(in_folder("full"), name, sizeof(name)));
+	ck_assert_str_eq(name, "full");
+	ck_assert(file_link_name(in_folder("link"), name, sizeof(name)));
+	ck_assert_str_eq(name, "to");
+	ck_assert(!file_link_name(in_folder("to"), name, sizeof(name)));
 	ck_ok(file_write(in_folder("link"), "abc", 3, 0644, &err), err);
 	ck_ok(file_read(in_folder("to"), 9, &bytes, &count, &err), err);
 	ck_assert_uint_eq(count, 3);

@@ -298,5 +298,7 @@ int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
  * code that struct ws_error's table has for the kernel's errno. */
 int file_write_all(int fd, const char *path, const void *bytes, size_t count, struct ws_error *err);
 int file_fail(struct ws_error *err, int error, const char *doing, const char *path);
+/* The last part of what a link points to; false where there is none. */
+bool file_link_name(const char *path, char *name_out, size_t room);
 
 #endif

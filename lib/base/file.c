@@ -135,6 +135,19 @@ int file_write_all(int fd, const char *path, const void *bytes, size_t count, st
 	return 0;
 }
 
+bool file_link_name(const char *path, char *name_out, size_t room)
+{
+	char target[PATH_MAX];
+
+	ssize_t length = readlink(path, target, sizeof(target) - 1);
+	if (length <= 0)
+		return false;
+	target[length] = '\0';
+	const char *slash = strrchr(target, '/');
+	snprintf(name_out, room, "%s", slash != NULL ? slash + 1 : target);
+	return true;
+}
+
 /* A device, a pipe or a link ("/dev/stdout") stays what it is.  A pipe nobody reads is an error. */
 static int write_in_place(const char *path, const void *bytes, size_t count, struct ws_error *err)
 {

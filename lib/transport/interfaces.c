@@ -56,18 +56,12 @@ static uint64_t class_number(const char *name, const char *what)
 /* The bond that owns this interface, or "". */
 static void bond_of(const char *name, char bond_out[32])
 {
-	char path[128], target[256];
-	ssize_t length = -1;
+	char path[128];
 
 	bond_out[0] = 0;
 	if (class_path(path, name, "master/bonding") && access(path, F_OK) == 0 &&
 	    class_path(path, name, "master"))
-		length = readlink(path, target, sizeof(target) - 1);
-	if (length <= 0)
-		return;
-	target[length] = 0;
-	const char *slash = strrchr(target, '/');
-	snprintf(bond_out, 32, "%.31s", slash != NULL ? slash + 1 : target);
+		file_link_name(path, bond_out, 32);
 }
 
 static bool is_card(const char *name)

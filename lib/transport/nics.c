@@ -6,7 +6,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "lib/transport/tables.h"
 #include "lib/transport/topology.h"
@@ -272,16 +271,11 @@ static const struct topology_nic *card_find(const struct topology *topology,
 
 static void driver_find(const struct topology_nic *nic, char driver_out[32])
 {
-	char path[160], target[256];
+	char path[160];
 
 	snprintf(path, sizeof(path), "/sys/class/%s/%s/device/driver",
 		 nic->rdma ? "infiniband" : "net", nic->name);
-	ssize_t length = readlink(path, target, sizeof(target) - 1);
-	if (length <= 0)
-		return;
-	target[length] = 0;
-	const char *slash = strrchr(target, '/');
-	snprintf(driver_out, 32, "%.31s", slash != NULL ? slash + 1 : target);
+	file_link_name(path, driver_out, 32);
 }
 
 void nics_place(const struct topology *topology, struct nic_info *infos, uint32_t count)
@@ -292,7 +286,7 @@ void nics_place(const struct topology *topology, struct nic_info *infos, uint32_
 			continue;
 		memcpy(infos[i].pci, card->at.address, sizeof(infos[i].pci));
 		infos[i].numa = card->at.numa;
-		if (!topology->saved && infos[i].driver[0] == 0)
+		if (!topology->saved)
 			driver_find(card, infos[i].driver);
 	}
 }
