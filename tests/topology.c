@@ -4,6 +4,7 @@
  * which GPU, why the others don't, and where I/O threads run.  The expected maps are by hand.
  */
 #include <errno.h>
+#include <sched.h>
 
 #include "tests/folder.h"
 #include "tests/topology_saved.h"
@@ -16,10 +17,8 @@ START_TEST(eight_gpus_and_eight_nics_pair_up)
 					  "mlx5_4/1", "mlx5_5/1", "mlx5_6/1", "mlx5_7/1"};
 	struct saved saved;
 
-	saved_load(&saved, "hgx");
-	saved_list(&saved, "verbs", "");
+	saved_open(&saved, "hgx", "verbs", "", 2);
 	ck_assert_uint_eq(saved.count, 10);
-	saved_choose(&saved, 2);
 	expect_map(&saved, map, 8);
 	expect_reason(&saved, "mlx5_2/1", "");
 	ck_assert_str_eq(info_find(&saved, "mlx5_2/1")->near, "same switch");
@@ -36,9 +35,7 @@ START_TEST(storage_nics_of_another_socket_say_so)
 {
 	struct saved saved;
 
-	saved_load(&saved, "hgx");
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, 6);
+	saved_open(&saved, "hgx", "verbs", "", 6);
 	expect_reason(&saved, "mlx5_8/1", "behind another socket than GPU 6");
 	expect_reason(&saved, "mlx5_9/1", "port 1 is down");
 	saved_release(&saved);
@@ -75,9 +72,7 @@ START_TEST(each_gpu_of_a_p5_has_the_four_efas_of_its_switch)
 		"efa/rdmap28s0-rdm efa/rdmap29s0-rdm efa/rdmap30s0-rdm efa/rdmap31s0-rdm"};
 	struct saved saved;
 
-	saved_load(&saved, "p5");
-	saved_list(&saved, "fabric", "efa");
-	saved_choose(&saved, 7);
+	saved_open(&saved, "p5", "fabric", "efa", 7);
 	ck_assert_uint_eq(saved.count, 32);
 	expect_map(&saved, map, 8);
 	/* EFA has no RC queue pairs. */
@@ -96,9 +91,7 @@ START_TEST(each_gpu_of_a_p5en_has_two_efas_and_all_share_one_ena)
 		"efa/rdmap12s0-rdm efa/rdmap13s0-rdm", "efa/rdmap14s0-rdm efa/rdmap15s0-rdm"};
 	struct saved saved;
 
-	saved_load(&saved, "p5en");
-	saved_list(&saved, "fabric", "efa");
-	saved_choose(&saved, 0);
+	saved_open(&saved, "p5en", "fabric", "efa", 0);
 	expect_map(&saved, map, 8);
 	saved_list(&saved, "fabric", "tcp");
 	saved_choose(&saved, 5);
@@ -115,9 +108,7 @@ START_TEST(one_nic_serves_the_two_gpus_of_its_switch)
 	static const char *const map[] = {"mlx5_0/1", "mlx5_0/1", "mlx5_1/1", "mlx5_1/1"};
 	struct saved saved;
 
-	saved_load(&saved, "one_nic");
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, 0);
+	saved_open(&saved, "one_nic", "verbs", "", 0);
 	expect_map(&saved, map, 4);
 	expect_reason(&saved, "mlx5_1/1", "serves GPUs 2 and 3, not GPU 0");
 	saved_release(&saved);
@@ -130,9 +121,7 @@ START_TEST(below_one_switch_the_own_leaf_is_nearer)
 	static const char *const map[] = {"mlx5_7/1", "mlx5_3/1"};
 	struct saved saved;
 
-	saved_load(&saved, "nested");
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, 0);
+	saved_open(&saved, "nested", "verbs", "", 0);
 	expect_map(&saved, map, 2);
 	saved_release(&saved);
 }
@@ -143,9 +132,7 @@ START_TEST(a_bonded_pair_is_one_device_and_its_slaves_are_skipped)
 	static const char *const map[] = {"mlx5_bond_0/1", "mlx5_bond_0/1"};
 	struct saved saved;
 
-	saved_load(&saved, "bond");
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, 1);
+	saved_open(&saved, "bond", "verbs", "", 1);
 	ck_assert_uint_eq(saved.count, 1);
 	expect_map(&saved, map, 2);
 	saved_list(&saved, "fabric", "tcp");
@@ -165,12 +152,10 @@ START_TEST(host_memory_uses_all_nics_of_a_process_that_is_not_bound)
 {
 	struct saved saved;
 
-	saved_load(&saved, "no_gpu");
+	saved_open(&saved, "no_gpu", "verbs", "", -1);
 	ck_assert_int_eq(saved.topology.numa, -1);
 	ck_assert_uint_eq(saved.topology.numa_count, 2);
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, -1);
-	ck_assert_str_eq(used(&saved), "mlx5_0/1 mlx5_1/1 mlx5_2/1");
+	ck_assert_str_eq(serving(&saved, -1), "mlx5_0/1 mlx5_1/1 mlx5_2/1");
 	expect_reason(&saved, "mlx5_3/1", "port 1 is down");
 	saved_release(&saved);
 }
@@ -184,7 +169,7 @@ START_TEST(host_memory_uses_the_nics_of_the_node_that_its_process_is_bound_to)
 	saved.topology.numa = 1;
 	saved_list(&saved, "verbs", "");
 	saved_choose(&saved, -1);
-	ck_assert_str_eq(used(&saved), "mlx5_2/1");
+	ck_assert_str_eq(serving(&saved, -1), "mlx5_2/1");
 	ck_assert_str_eq(info_find(&saved, "mlx5_2/1")->near, "same NUMA node");
 	expect_reason(&saved, "mlx5_0/1",
 		      "behind another socket: on NUMA node 0, and this process is bound to node 1");
@@ -192,7 +177,7 @@ START_TEST(host_memory_uses_the_nics_of_the_node_that_its_process_is_bound_to)
 	saved_list(&saved, "verbs", "");
 	snprintf(info_find(&saved, "mlx5_2/1")->skipped, 32, "no usable GID");
 	saved_choose(&saved, -1);
-	ck_assert_str_eq(used(&saved), "mlx5_0/1 mlx5_1/1");
+	ck_assert_str_eq(serving(&saved, -1), "mlx5_0/1 mlx5_1/1");
 	saved_release(&saved);
 }
 END_TEST
@@ -201,9 +186,7 @@ START_TEST(a_rank_is_given_no_more_nics_than_it_can_have)
 {
 	struct saved saved;
 
-	saved_load(&saved, "p5");
-	saved_list(&saved, "fabric", "efa");
-	saved_choose(&saved, -1);
+	saved_open(&saved, "p5", "fabric", "efa", -1);
 	uint32_t chosen = 0;
 	for (uint32_t i = 0; i < saved.count; i++)
 		chosen += saved.infos[i].skipped[0] == '\0' ? 1 : 0;
@@ -276,9 +259,7 @@ START_TEST(who_has_no_core_to_spare_is_not_bound_and_says_why)
 	struct saved saved;
 	struct core_choice choice;
 
-	saved_load(&saved, "hgx");
-	saved_list(&saved, "verbs", "");
-	saved_choose(&saved, 0);
+	saved_open(&saved, "hgx", "verbs", "", 0);
 	core_choose(&saved.topology, saved.infos, saved.count, 0, 0, &choice);
 	ck_assert_int_eq(choice.cpu, -1);
 	ck_assert_str_eq(choice.why, "not bound: how many ranks this host has isn't known");
@@ -345,13 +326,15 @@ END_TEST
 START_TEST(this_host_has_cores_and_its_interfaces_are_placed)
 {
 	struct saved here = {0};
+	cpu_set_t mine;
 
 	ck_ok(topology_load(&here.topology, NULL, &err), err);
+	ck_assert_uint_ge(here.topology.core_count, 1);
 	ck_assert_uint_ge(here.topology.numa_count, 1);
-	uint32_t allowed = 0;
+	ck_assert_int_eq(sched_getaffinity(0, sizeof(mine), &mine), 0);
 	for (uint32_t i = 0; i < here.topology.core_count; i++)
-		allowed += here.topology.cores[i].allowed ? 1 : 0;
-	ck_assert_uint_ge(here.topology.core_count, allowed);
+		ck_assert(!here.topology.cores[i].allowed ||
+			  CPU_ISSET(here.topology.cores[i].cpu, &mine));
 	ck_ok(nics_list(&here.arena, "fabric", "tcp", &here.infos, &here.count, &err), err);
 	nics_place(&here.topology, here.infos, here.count);
 	saved_choose(&here, -1);

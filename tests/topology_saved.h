@@ -45,6 +45,14 @@ static void saved_choose(struct saved *saved, int gpu)
 	ck_ok(nics_choose(&saved->topology, gpu, saved->infos, saved->count, &err), err);
 }
 
+static void saved_open(struct saved *saved, const char *name, const char *transport,
+		       const char *provider, int gpu)
+{
+	saved_load(saved, name);
+	saved_list(saved, transport, provider);
+	saved_choose(saved, gpu);
+}
+
 static void saved_release(struct saved *saved)
 {
 	topology_release(&saved->topology);
@@ -60,16 +68,18 @@ static inline struct nic_info *info_find(const struct saved *saved, const char *
 	ck_abort_msg("no NIC is named '%s'", device);
 }
 
-/* The names of those that serve a GPU, in the list's order, with blanks between. */
-static inline const char *serving(const struct saved *saved, uint32_t gpu)
+/* The names of those that serve a GPU, or (-1) are used, in the list's order, with blanks between.
+ */
+static const char *serving(const struct saved *saved, int gpu)
 {
 	static char text[NICS_SHOWN_MAX * NIC_NAME_MAX];
 	struct writer out = writer_fixed(text, sizeof(text) - 1);
 
-	for (uint32_t i = 0; i < saved->count; i++)
-		if ((saved->infos[i].gpus >> gpu & 1) != 0)
-			write_format(&out, "%s%s", out.count > 0 ? " " : "",
-				     saved->infos[i].device);
+	for (uint32_t i = 0; i < saved->count; i++) {
+		const struct nic_info *info = &saved->infos[i];
+		if (gpu < 0 ? info->skipped[0] == '\0' : (info->gpus >> gpu & 1) != 0)
+			write_format(&out, "%s%s", out.count > 0 ? " " : "", info->device);
+	}
 	ck_assert(!out.failed);
 	text[out.count] = '\0';
 	return text;
@@ -79,25 +89,12 @@ static void expect_map(const struct saved *saved, const char *const *map, uint32
 {
 	ck_assert_uint_eq(saved->topology.gpu_count, gpus);
 	for (uint32_t i = 0; i < gpus; i++)
-		ck_assert_str_eq(serving(saved, i), map[i]);
+		ck_assert_str_eq(serving(saved, (int)i), map[i]);
 }
 
 static void expect_reason(const struct saved *saved, const char *device, const char *reason)
 {
 	ck_assert_str_eq(info_find(saved, device)->skipped, reason);
-}
-
-static inline const char *used(const struct saved *saved)
-{
-	static char text[NICS_SHOWN_MAX * NIC_NAME_MAX];
-	struct writer out = writer_fixed(text, sizeof(text) - 1);
-
-	for (uint32_t i = 0; i < saved->count; i++)
-		if (saved->infos[i].skipped[0] == '\0')
-			write_format(&out, "%s%s", out.count > 0 ? " " : "",
-				     saved->infos[i].device);
-	text[out.count] = '\0';
-	return text;
 }
 
 #endif
