@@ -93,7 +93,7 @@ struct launch {
 	uint32_t local_rank, local_ranks; /* on this host; 0 of 0: no launcher says it */
 	char local_text[12];		  /* local_rank, for launch_gpu */
 	char job[96];	    /* names the job on this host: user and launcher's job id */
-	const char *source; /* "Open MPI", "Slurm", "torchrun", "--rank/--world" */
+	const char *source; /* "Open MPI", "Slurm", "torchrun", "--rank/--world"; NULL: none */
 };
 
 /* From --rank/--world when given (rank_given), else from the launcher's environment.  -ENOENT: no

@@ -88,7 +88,7 @@ static int settle(const struct command *command, struct doctor_command *given)
 		return say_usage(command, "--root looks at files only: no rank can be probed");
 	char proc[PATH_MAX];
 	snprintf(proc, sizeof(proc), "%s/proc", given->root);
-	if (access(proc, R_OK) != 0)
+	if (given->root[0] != '\0' && access(proc, R_OK) != 0)
 		return say_usage(command, "--root '%s': there is no %s: %s", given->root, proc,
 				 strerror(errno));
 	return -1;
@@ -121,8 +121,8 @@ static int doctor_look(const struct command *command, struct doctor_command *giv
 	nics.nics = names;
 	int rc = launch_find(&launch, given->rank != UINT32_MAX, given->rank, given->world,
 			     given->job_name, &err);
-	if (rc == 0)
-		rc = launch_gpu(&launch, &given->gpu, &err);
+	if ((rc == 0 || rc == -ENOENT) && launch_gpu(&launch, &given->gpu, &err) != 0)
+		return say_usage(command, "%s", err.text);
 	nics.gpu = given->gpu;
 	bool probes = rc == 0 && launch.world > 1 && !given->alone && given->root[0] == '\0';
 	if (probes && launch.world > PROBE_RANKS_MAX)

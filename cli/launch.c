@@ -173,7 +173,7 @@ int launch_gpu(struct launch *launch, const char **gpu, struct ws_error *err)
 		return ws_fail(err, -EINVAL,
 			       "--gpu local needs a launcher that numbers the ranks of a host, and "
 			       "%s doesn't: give the GPU's number",
-			       launch->source);
+			       launch->source != NULL ? launch->source : "this shell");
 	snprintf(launch->local_text, sizeof(launch->local_text), "%u", launch->local_rank);
 	*gpu = launch->local_text;
 	return 0;

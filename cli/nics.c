@@ -95,7 +95,7 @@ static int gpu_view_make(struct host_view *view, uint32_t gpu, struct ws_error *
 
 static int host_view_make(struct host_view *view, const struct wanted *wanted, struct ws_error *err)
 {
-	struct launch launch = {.source = "this shell"};
+	struct launch launch = {0};
 	const char *gpu = wanted->gpu;
 
 	launch_find_local(&launch.local_rank, &launch.local_ranks);

@@ -122,6 +122,7 @@ says 2 "listen is for one host" "$ws" doctor --listen a:1 --peer b:1 --key k
 says 2 "key is needed: make one with keygen" "$ws" doctor --peer 127.0.0.1:1
 says 2 "looks at files only" "$ws" doctor --root plain --rank 0 --world 2
 says 2 "there is no /nowhere/proc" "$ws" doctor --root /nowhere
+says 2 "gpu local needs a launcher .* and this shell doesn't" "$ws" doctor --gpu local
 says 1 "no transport is named 'vebs'" "$ws" doctor --transport vebs
 says 1 "no interface of this host" "$ws" doctor --nics 203.0.113.7
 says 0 "ok *launcher *torchrun: 1 rank$" env RANK=0 WORLD_SIZE=1 "$ws" doctor --nics 127.0.0.1
