@@ -43,6 +43,7 @@ refuses "no-such.xml" --topology no-such.xml
 head -c 5000 "$hgx" >torn.xml
 refuses "'torn.xml' isn't a topology that" --topology torn.xml
 refuses "no transport is named 'pigeon'" --transport pigeon
+refuses "no transport is named 'pigeon'" --transport pigeon --topology "$hgx"
 
 # is_local GPU VARIABLE=VALUE..: the launcher that says so has this GPU's rank here.
 is_local() {

@@ -196,6 +196,8 @@ int topology_nics(const struct topology *topology, struct arena *arena, const ch
 	for (uint32_t i = 0; i < topology->nic_count; i++)
 		room += MAX(topology->nics[i].ports, 1u);
 	*count_out = 0;
+	if (transport_find(transport) == NULL)
+		return ws_fail(err, -ENODEV, "no transport is named '%s'", transport);
 	*infos_out = arena_array(arena, room, sizeof(**infos_out));
 	if (*infos_out == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to list %u NICs", room);
