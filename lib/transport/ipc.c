@@ -201,15 +201,16 @@ static void region_fill(struct door_region *region, const struct memory_files *f
 
 static struct door_region *region_take(struct ipc *ipc, uint32_t *index_out)
 {
-	for (uint32_t i = 0; i < IPC_REGIONS_MAX; i++)
-		if (atomic_load_explicit(&ipc->door->regions[i].key, memory_order_relaxed) == 0) {
-			if (i >=
-			    atomic_load_explicit(&ipc->door->region_count, memory_order_relaxed))
-				atomic_store_explicit(&ipc->door->region_count, i + 1,
-						      memory_order_relaxed);
-			*index_out = i;
-			return &ipc->door->regions[i];
-		}
+	struct door *door = ipc->door;
+
+	for (uint32_t i = 0; i < IPC_REGIONS_MAX; i++) {
+		if (door->regions[i].key != 0)
+			continue;
+		if (i >= door->region_count)
+			door->region_count = i + 1;
+		*index_out = i;
+		return &door->regions[i];
+	}
 	return NULL;
 }
 

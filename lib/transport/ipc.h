@@ -162,7 +162,7 @@ int ipc_peer_open(struct nic *nic, struct peer **peer_out, struct address *addre
 int ipc_peer_connect(struct nic *nic, struct peer *peer, const struct address *address,
 		     struct ws_error *err);
 int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
-void ipc_peer_end(struct ipc *ipc, struct peer *peer); /* for close; may take a second */
+void ipc_peer_end(struct ipc *ipc, struct peer *peer); /* for close; bounded by IPC_CLOSE_MS_MAX */
 bool ipc_peer_has_died(const struct peer *peer);       /* a system call */
 /* Ops to peer fail from now on. */
 void ipc_peer_lose(struct peer *peer, int status, const char *format, ...)

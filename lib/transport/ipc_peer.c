@@ -402,7 +402,7 @@ int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
 
 void ipc_peer_end(struct ipc *ipc, struct peer *peer)
 {
-	uint64_t deadline = deadline_in_ms(IPC_GRACE_MS + IPC_CLOSE_MS_MAX);
+	uint64_t deadline = deadline_in_ms(IPC_CLOSE_MS_MAX);
 
 	receiver_close(peer);
 	while (receiver_quiesce(peer, true) == -EAGAIN && clock_ns() < deadline)

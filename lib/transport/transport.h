@@ -19,7 +19,8 @@
  *   - no order of any kind, neither between ops, nor between IMM and SENT;
  *   - a SENT is not a delivery: only the receiver's IMM is;
  *   - an op is never split; an op of 0 bytes still delivers its imm;
- *   - nothing blocks but open, reg, dereg and close.
+ *   - nothing blocks but open, reg, dereg and close, and peer_connect of verbs, for the second or
+ *     two in which the kernel looks for the peer's address.
  *
  * Threads: a NIC belongs to one thread at a time (the side's I/O thread).
  */

@@ -175,7 +175,7 @@ static void names_write(struct ibv_device **devices, int count, char *text, size
 
 	for (int i = 0; i < count; i++)
 		write_format(&out, "%s%s", i > 0 ? ", " : "", ibv_get_device_name(devices[i]));
-	text[MIN(out.count, room - 1)] = 0;
+	text[out.count] = 0;
 }
 
 static int device_open(struct ibv_device **devices, int count, const struct verbs_options *options,
