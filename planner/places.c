@@ -34,6 +34,38 @@ const char *plan_member_name(const struct plan *plan, uint32_t member, char *out
 	return out;
 }
 
+static int place_keep(struct arena *arena, struct place *place)
+{
+	struct nic_speed *rails = arena_array(arena, place->rail_count, sizeof(*rails));
+
+	if (rails == NULL)
+		return -ENOMEM;
+	memcpy(rails, place->rails, place->rail_count * sizeof(*rails));
+	place->rails = rails;
+	place->nic_count = place->rail_count;
+	place->mbps = 0;
+	for (uint32_t i = 0; i < place->rail_count; i++)
+		place->mbps += rails[i].mbps;
+	return 0;
+}
+
+int places_keep(struct plan *plan)
+{
+	struct place *places;
+
+	if (plan->input.places == NULL)
+		return 0;
+	places = arena_array(&plan->arena, plan->member_count, sizeof(*places));
+	if (places == NULL)
+		return -ENOMEM;
+	memcpy(places, plan->input.places, plan->member_count * sizeof(*places));
+	plan->input.places = places;
+	for (uint32_t m = 0; m < plan->member_count; m++)
+		if (places[m].rails != NULL && place_keep(&plan->arena, &places[m]) != 0)
+			return -ENOMEM;
+	return 0;
+}
+
 struct named {
 	const char *host;
 	uint32_t member;

@@ -79,7 +79,6 @@ static int check_input(const struct plan_input *input, uint32_t self, struct ws_
 static int keep_input(struct plan *plan, const struct plan_input *input, uint32_t self)
 {
 	uint32_t *replicas = NULL;
-	struct place *places = NULL;
 
 	plan->self = self;
 	plan->input = *input;
@@ -96,14 +95,7 @@ static int keep_input(struct plan *plan, const struct plan_input *input, uint32_
 		return -ENOMEM;
 	memcpy(replicas, input->replicas, input->replica_count * sizeof(*replicas));
 	plan->input.replicas = replicas;
-	if (input->places != NULL) {
-		places = arena_array(&plan->arena, plan->member_count, sizeof(*places));
-		if (places == NULL)
-			return -ENOMEM;
-		memcpy(places, input->places, plan->member_count * sizeof(*places));
-	}
-	plan->input.places = places;
-	return 0;
+	return places_keep(plan);
 }
 
 int plan_input_digest(const struct plan *plan, uint64_t *digest_out)

@@ -425,6 +425,8 @@ void balance_fill(const uint64_t *loads, const uint64_t *weights, uint32_t count
 
 /* ---- places.c */
 uint32_t member_of_rollout(const struct plan *plan, uint32_t replica_index, uint32_t rank);
+/* Makes the plan's input its own copy. */
+int places_keep(struct plan *plan);
 /* The hosts' numbers by member: the lowest member on it; without places each is on its own. */
 int places_hosts(const struct plan *plan, struct arena *arena, uint32_t *hosts_out);
 /* Speeds of the trainers for dealing, by the rails that they share with rollouts; all 1 where one

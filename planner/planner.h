@@ -291,8 +291,9 @@ struct place {
 	char host[64]; /* equal on one host */
 	uint32_t nic_count;
 	uint64_t mbps; /* of all its NICs; 0 unknown: all alike */
-	/* Its NICs one by one; none: they are alike, and reach everybody. */
-	const struct nic_speed *rails; /* borrowed for the plan's life */
+	/* Its NICs one by one, and then a plan counts and sums them itself; none: they are alike,
+	 * and reach everybody. */
+	const struct nic_speed *rails;
 	uint32_t rail_count;
 };
 

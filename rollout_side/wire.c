@@ -44,32 +44,10 @@ const struct pair *rollout_wire_pair_of_receive(const struct ws_rollout *rollout
 
 /* ---------------------------------------------------------------- the roster */
 
-/* NULL: no memory. */
-static struct place *places_make(struct arena *arena, const struct member_event *event)
-{
-	struct place *places = arena_array(arena, event->roster_count, sizeof(*places));
-
-	for (uint32_t i = 0; places != NULL && i < event->roster_count; i++) {
-		snprintf(places[i].host, sizeof(places[i].host), "%s", event->roster[i].host);
-		const struct member_rails *rails = &event->roster[i].rails;
-		struct nic_speed *copy = arena_array(arena, rails->count, sizeof(*copy));
-		if (copy == NULL)
-			return NULL;
-		for (uint32_t r = 0; r < rails->count; r++) {
-			copy[r] = rails->rail[r];
-			places[i].mbps += rails->rail[r].mbps;
-		}
-		places[i].nic_count = places[i].rail_count = rails->count;
-		places[i].rails = copy;
-	}
-	return places;
-}
-
 static int roster_plan(struct ws_rollout *rollout, const struct member_event *event,
 		       struct ws_error *err)
 {
 	struct wire *wire = &rollout->wire;
-	struct plan_input input = {.replica_count = event->replica_count};
 	struct rules rules;
 
 	int rc = rules_decode(&rules, event->rules, event->rules_bytes, err);
@@ -85,13 +63,19 @@ static int roster_plan(struct ws_rollout *rollout, const struct member_event *ev
 				      event->rollout_manifest_bytes, err);
 	if (rc != 0)
 		return rc;
-	uint32_t *replicas = arena_array(&wire->arena, event->replica_count, sizeof(*replicas));
-	input.places = places_make(&wire->arena, event);
-	if (replicas == NULL || input.places == NULL)
+	struct place *places = arena_array(&wire->arena, event->roster_count, sizeof(*places));
+	if (places == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a roster of %u", event->roster_count);
-	memcpy(replicas, event->replicas, event->replica_count * sizeof(*replicas));
-	input.replicas = replicas;
-	input.rules = rules;
+	for (uint32_t i = 0; i < event->roster_count; i++) {
+		const struct roster_member *member = &event->roster[i];
+		snprintf(places[i].host, sizeof(places[i].host), "%s", member->host);
+		places[i].rails = member->rails.rail;
+		places[i].rail_count = member->rails.count;
+	}
+	const struct plan_input input = {.replicas = event->replicas,
+					 .replica_count = event->replica_count,
+					 .places = places,
+					 .rules = rules};
 	return plan_source_make(&rollout->source, &input, event->self, err);
 }
 
