@@ -362,6 +362,9 @@ START_TEST(a_nic_that_cannot_be_opened_again_is_tried_again)
 		sleep_ns(1000000);
 	}
 	text_has(ends.from.engine, "has a NIC 'a1' already; running on 1 of 2 NICs");
+	/* What doesn't fit is cut, not left out. */
+	memset(ends.from.engine->nics[1].why.text, 'x', sizeof(err.text) - 1);
+	text_has(ends.from.engine, "x; running on 1 of 2 NICs");
 	nic_close(rival);
 	mend_until(&ends, &ends.from, 2);
 	ends_connect(&ends);
@@ -380,16 +383,13 @@ START_TEST(no_attempt_begins_on_a_rail_that_is_out_of_use)
 	struct ws_error err;
 
 	ends_open(&ends, from, to, 0);
-	ends_arm(&ends);
-	ck_assert(!ends_run(&ends) || ends.from.lost == 0);
-	while (ends.from.lost == 0) {
+	for (bool whole = true; whole;) {
+		ends_arm(&ends);
+		whole = ends_run(&ends);
 		engine_end(ends.from.engine);
 		engine_end(ends.to.engine);
-		ends_arm(&ends);
-		(void)ends_run(&ends);
+		ck_assert_uint_lt(ends.attempt, 5);
 	}
-	engine_end(ends.from.engine);
-	engine_end(ends.to.engine);
 	ck_fails(engine_arm(ends.from.engine, 9, &err), -EIO, err);
 	ck_assert_ptr_nonnull(strstr(err.text, "a1"));
 	ends_close(&ends);

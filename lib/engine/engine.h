@@ -70,8 +70,8 @@ void engine_close(struct engine *engine);
 struct nic_speed engine_rail_of(const struct nic *nic);
 /* Those in use, in order; returns how many. */
 uint32_t engine_rails(const struct engine *engine, struct nic_speed rails_out[NICS_MAX]);
-/* "NIC 'rxe2 port 1' is down: port 1 is down; running on 1 of 2 NICs"; empty when all are in use.
- */
+/* "NIC 'rxe2 port 1' is down: port 1 is down; running on 1 of 2 NICs", with the middle cut short
+ * where it is longer; empty when all are in use.  bytes: 64 and more. */
 void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes);
 /* And what last happened to those in use: "NIC 'rxe1 port 1': its GID changed from 1 (..) to .." */
 void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes);
@@ -95,9 +95,6 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
  * kind of memory (-ENOTSUP) joins no peer, if another NIC can and there are no peers yet. */
 int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
 		      struct ws_error *err);
-/* Keys change: for memory that was remapped. */
-int engine_region_renew(struct engine *engine, uint32_t region, const struct ws_memory *memory,
-			struct ws_error *err);
 void engine_region_drop(struct engine *engine, uint32_t region);
 /* All regions with their bytes and, per NIC, key and base: what a peer decodes in
  * engine_peer_regions. */
@@ -118,7 +115,6 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 int engine_peer_regions(struct engine *engine, struct engine_peer *peer, const void *regions,
 			size_t bytes, struct ws_error *err);
 uint32_t engine_peer_region_count(const struct engine_peer *peer);
-const char *engine_peer_name(const struct engine_peer *peer);
 
 /*
  * The fence, for every peer at once.  Call repeatedly, with engine_step in between, until it

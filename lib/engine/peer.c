@@ -19,11 +19,6 @@ struct remote_address {
 	struct remote_nic nics[NICS_MAX];
 };
 
-const char *engine_peer_name(const struct engine_peer *peer)
-{
-	return peer->name;
-}
-
 uint32_t engine_peer_region_count(const struct engine_peer *peer)
 {
 	return peer->remote_region_count;

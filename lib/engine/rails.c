@@ -44,20 +44,24 @@ const char *rail_trouble(const struct engine *engine, uint32_t index)
 
 void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes)
 {
-	struct nic_speed in_use[NICS_MAX];
-	struct writer out = writer_fixed(text_out, bytes - 1);
-	uint32_t count = engine_rails(engine, in_use);
+	const size_t room = bytes - sizeof("; running on 16 of 16 NICs");
+	uint32_t in_use = 0;
+	size_t used = 0;
+	text_out[0] = '\0';
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		const struct engine_nic *nic = &engine->nics[i];
 		const char *trouble = rail_trouble(engine, i);
+		in_use += nic->out ? 0 : 1;
 		if (nic->out)
-			write_format(&out, "%sNIC '%s' is %s%s%s", out.count > 0 ? ", " : "",
-				     engine_nic(engine, i)->name, nic->lost ? "lost" : "down",
-				     trouble[0] != '\0' ? ": " : "", trouble);
+			snprintf(text_out + used, room - used, "%sNIC '%s' is %s%s%s",
+				 used > 0 ? ", " : "", engine_nic(engine, i)->name,
+				 nic->lost ? "lost" : "down", trouble[0] != '\0' ? ": " : "",
+				 trouble);
+		used += strlen(text_out + used);
 	}
-	if (out.count > 0)
-		write_format(&out, "; running on %u of %u NICs", count, engine->nic_count);
-	text_out[out.count] = '\0';
+	if (used > 0)
+		snprintf(text_out + used, bytes - used, "; running on %u of %u NICs", in_use,
+			 engine->nic_count);
 }
 
 void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes)
@@ -120,9 +124,8 @@ void rail_give_up(struct engine *engine, uint32_t index)
 	nic_close(nic->nic);
 	nic->nic = NULL;
 	post_forget(engine, index, NULL);
-	for (uint32_t p = 0; p < engine->peer_count; p++) {
+	for (uint32_t p = 0; p < engine->peer_count; p++)
 		engine->peers[p]->rails[index] = (struct rail){0};
-	}
 	regions_forget(engine, index);
 }
 

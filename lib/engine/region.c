@@ -183,16 +183,6 @@ int engine_region_add(struct engine *engine, const struct ws_memory *memory, uin
 	return 0;
 }
 
-int engine_region_renew(struct engine *engine, uint32_t region, const struct ws_memory *memory,
-			struct ws_error *err)
-{
-	if (region == 0 || region >= engine->region_count || engine->regions[region] == NULL)
-		return ws_fail(err, -EINVAL, "region %u isn't one of the %u that were added",
-			       region, engine->region_count);
-	region_dereg(engine, engine->regions[region]);
-	return region_reg(engine, engine->regions[region], memory, err);
-}
-
 void engine_region_drop(struct engine *engine, uint32_t region)
 {
 	if (region == 0 || region >= engine->region_count || engine->regions[region] == NULL)
