@@ -20,6 +20,8 @@
 #define MIN(a, b)     ((a) < (b) ? (a) : (b))
 #define MAX(a, b)     ((a) > (b) ? (a) : (b))
 
+#define NICS_MAX 16 /* of one rank */
+
 /* How engine, hub and planner speak of a NIC: what it reaches, and how fast. */
 struct nic_speed {
 	uint64_t subnet; /* a digest of its name; 0: it joins processes of one host only */

@@ -53,7 +53,7 @@ void describe_tick(struct progress *progress)
 		struct seat *seat = &progress->seats[i];
 		struct ws_error why;
 		char name[MEMBER_NAME_BYTES];
-		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat->up.describes)
+		if (!seat_is_there(seat) || !seat->up.describes)
 			continue;
 		member_name(seat->id, name);
 		ws_fail(&why, -ESTALE, "%s describes itself again", name);
@@ -162,7 +162,7 @@ static bool rank_waits(const struct progress *progress, uint32_t index, uint32_t
 		ws_fail(err, -EAGAIN, "%s describes itself again and isn't back yet", name);
 		return true;
 	}
-	if (!seat_is_heard(seat) || seat->joined <= seat->out)
+	if (!seat_is_there(seat))
 		return false;
 	bool alike = replica_is_alike(progress, index);
 	if (alike && mine != run) {

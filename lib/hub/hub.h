@@ -23,7 +23,6 @@
 #define HUB_BEAT_MS	 100
 #define HUB_MEMBERS_MAX	 4096
 #define HUB_REPLICAS_MAX 1024
-#define MEMBER_NICS_MAX	 16
 
 enum member_role { ROLE_TRAINER = 1, ROLE_ROLLOUT };
 
@@ -91,7 +90,7 @@ struct member;
 /* The NICs of a member that are in use, in order, and how many it has. */
 struct member_rails {
 	uint32_t count, nic_count;
-	struct nic_speed rail[MEMBER_NICS_MAX];
+	struct nic_speed rail[NICS_MAX];
 };
 
 /* One line of the roster.  Index in the roster: trainers 0..T-1, then the replicas in ascending

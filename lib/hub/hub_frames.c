@@ -201,7 +201,7 @@ static void rails_decode(struct member_rails *rails, struct reader *in)
 {
 	*rails = (struct member_rails){.nic_count = read_u8(in)};
 	uint8_t count = read_u8(in);
-	if (rails->nic_count > MEMBER_NICS_MAX || count > rails->nic_count)
+	if (rails->nic_count > NICS_MAX || count > rails->nic_count)
 		in->failed = true;
 	for (uint32_t i = 0; i < count && !in->failed; i++) {
 		rails->rail[i].subnet = read_u64(in);

@@ -13,7 +13,7 @@
 
 #include "lib/hub/hub.h"
 
-_Static_assert(sizeof(struct member_rails) == 8 + 16 * MEMBER_NICS_MAX, "it has no padding");
+_Static_assert(sizeof(struct member_rails) == 8 + 16 * NICS_MAX, "it has no padding");
 
 #define HUB_PROTOCOL	     3
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */

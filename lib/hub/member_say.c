@@ -196,7 +196,7 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble)
 {
 	struct beat_up *up = &member->up;
-	if (memcmp(&up->rails, rails, sizeof(*rails)) == 0 && strcmp(up->trouble, trouble) == 0)
+	if (rails_same(&up->rails, rails) && strcmp(up->trouble, trouble) == 0)
 		return;
 	up->rails = *rails;
 	snprintf(up->trouble, sizeof(up->trouble), "%s", trouble);

@@ -45,8 +45,7 @@ bool replica_is_joinable(const struct progress *progress, uint32_t index)
 		return false;
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
 		const struct seat *seat = replica_rank(progress, index, rank);
-		if (!seat_is_heard(seat) || seat->joined <= seat->out || !seat_is_calm(seat) ||
-		    rails_are_gone(seat))
+		if (!seat_is_there(seat) || !seat_is_calm(seat) || rails_are_gone(seat))
 			return false;
 	}
 	return true;
@@ -342,7 +341,7 @@ static void replica_decide(struct progress *progress, uint32_t index)
 	uint64_t attempt = 0;
 	for (uint32_t rank = 0; rank < ranks; rank++) {
 		const struct seat *seat = replica_rank(progress, index, rank);
-		if (!seat_is_heard(seat) || seat->joined <= seat->out)
+		if (!seat_is_there(seat))
 			continue;
 		heard++;
 		calm += seat_is_calm(seat);
@@ -378,7 +377,7 @@ static void stray_drop(struct progress *progress, uint32_t index)
 {
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
 		struct seat *seat = replica_rank(progress, index, rank);
-		if (!seat_is_heard(seat) || seat->joined <= seat->out || seat_is_calm(seat))
+		if (!seat_is_there(seat) || seat_is_calm(seat))
 			continue;
 		ws_fail(&seat->out_error, -ECONNRESET,
 			"the hub went on without this process, which is in the middle of attempt %llu",

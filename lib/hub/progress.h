@@ -190,6 +190,11 @@ static inline bool seat_is_heard(const struct seat *seat)
 {
 	return seat->joined != 0 && seat->heard;
 }
+/* And isn't told to join again. */
+static inline bool seat_is_there(const struct seat *seat)
+{
+	return seat_is_heard(seat) && seat->joined > seat->out;
+}
 static inline struct seat *replica_rank(const struct progress *progress, uint32_t replica_index,
 					uint32_t rank)
 {

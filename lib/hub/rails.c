@@ -50,11 +50,6 @@ void rails_tick(struct progress *progress)
 		seat_tick(progress, progress->roster[i]);
 }
 
-static bool seat_is_there(const struct seat *seat)
-{
-	return seat_is_heard(seat) && seat->joined > seat->out;
-}
-
 void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE_BYTES])
 {
 	const struct seat *first = NULL;

@@ -336,9 +336,7 @@ static void roster_set(struct progress *progress)
 static bool trainers_are_there(const struct progress *progress)
 {
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
-		if (!seat_is_heard(&progress->seats[i]) ||
-		    progress->seats[i].joined <= progress->seats[i].out ||
-		    rails_are_gone(&progress->seats[i]))
+		if (!seat_is_there(&progress->seats[i]) || rails_are_gone(&progress->seats[i]))
 			return false;
 	return true;
 }

@@ -200,11 +200,6 @@ static void names_add(struct names *names, uint64_t id)
 		snprintf(names->text + used, sizeof(names->text) - used, " and others");
 }
 
-static bool seat_is_there(const struct seat *seat)
-{
-	return seat_is_heard(seat) && seat->joined > seat->out;
-}
-
 /* The ranks that keep enough replicas from being whole. */
 static void ranks_missing(const struct progress *progress, struct names *names)
 {

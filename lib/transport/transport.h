@@ -30,7 +30,6 @@
 #include "lib/base/base.h"
 
 #define NIC_NAME_MAX	  96
-#define NICS_MAX	  16 /* of one rank */
 #define NIC_TROUBLE_MAX	  160
 #define ADDRESS_BYTES_MAX 256
 
