@@ -23,16 +23,6 @@ static const struct world_options two_to_two = {
 	.phase_ms = 3000,
 };
 
-static void errors_have(const struct world *world, const char *text)
-{
-	for (uint32_t i = 0; i < world->options.trainers; i++) {
-		const struct trainer *trainer = &world->trainer[i];
-		ck_assert_int_lt(trainer->rc, 0);
-		ck_assert_msg(strstr(trainer->err.text, text) != NULL,
-			      "trainer %u, without '%s': %s", i, text, trainer->err.text);
-	}
-}
-
 /* One write of trainer 1 misbehaves in the second version. */
 struct bad_write {
 	const char *rule, *says;
@@ -66,8 +56,8 @@ START_TEST(a_bad_write_never_goes_live_is_named_and_the_next_version_is_whole)
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
 	world_push(world, 2, 20000, false);
-	errors_have(world, bad->says);
-	errors_have(world, "version 2");
+	world_errors_have(world, bad->says);
+	world_errors_have(world, "version 2");
 	world_push_good(world, 3, false);
 	world_close(world);
 }

@@ -31,16 +31,6 @@ static const struct world_options two_by_two = {
 	.rollout_nics = {FIRST, SECOND},
 };
 
-static void errors_have(const struct world *world, const char *text)
-{
-	for (uint32_t i = 0; i < world->options.trainers; i++) {
-		const struct trainer *trainer = &world->trainer[i];
-		ck_assert_int_lt(trainer->rc, 0);
-		ck_assert_msg(strstr(trainer->err.text, text) != NULL,
-			      "trainer %u, without '%s': %s", i, text, trainer->err.text);
-	}
-}
-
 static void reports_name(const struct world *world, const char *who)
 {
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
@@ -109,8 +99,8 @@ START_TEST(one_of_two_nics_goes_out_of_use_and_comes_back)
 	world_push_good(world, 1, false);
 	ck_assert_str_eq(world->trainer[0].report.nic_trouble, "");
 	world_push(world, 2, 20000, false);
-	errors_have(world, who);
-	errors_have(world, wanted->says);
+	world_errors_have(world, who);
+	world_errors_have(world, wanted->says);
 	reports_name(world, who);
 	for (uint32_t i = 0; i < world->loop_count; i++)
 		ck_assert_uint_eq(ws_rollout_version(world->loop[i].rollout),
@@ -153,10 +143,10 @@ START_TEST(without_any_nic_versions_fail_in_time_and_go_on_when_a_port_is_up)
 	/* The second goes down one version later, if the first ended this one before. */
 	do {
 		world_push(world, ++version, 2000, false);
-		errors_have(world, who);
+		world_errors_have(world, who);
 		ck_assert_uint_lt(version, 6);
 	} while (strstr(world->trainer[0].err.text, says) == NULL);
-	errors_have(world, says);
+	world_errors_have(world, says);
 	for (uint32_t i = 0; i < options.trainers; i++)
 		ck_assert_int_eq(world->trainer[i].rc, -ETIMEDOUT);
 	fault_mend();

@@ -552,3 +552,13 @@ void world_push_good(struct world *world, uint64_t version, bool split)
 		ck_assert_uint_eq(atomic_load(&loop->resumed), version);
 	}
 }
+
+void world_errors_have(const struct world *world, const char *text)
+{
+	for (uint32_t i = 0; i < world->options.trainers; i++) {
+		const struct trainer *trainer = &world->trainer[i];
+		ck_assert_int_lt(trainer->rc, 0);
+		ck_assert_msg(strstr(trainer->err.text, text) != NULL,
+			      "trainer %u, without '%s': %s", i, text, trainer->err.text);
+	}
+}

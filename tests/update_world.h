@@ -112,6 +112,8 @@ void world_close(struct world *world);
 void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split);
 /* Pushes and asserts that every rank got every byte of the version. */
 void world_push_good(struct world *world, uint64_t version, bool split);
+/* Asserts that every trainer's last push failed, with this in its sentence. */
+void world_errors_have(const struct world *world, const char *text);
 void world_fill(struct trainer *trainer, uint64_t version);
 void loop_start(struct engine_loop *loop); /* opens the side; starting it happens on the thread */
 void loop_stop(struct engine_loop *loop);
