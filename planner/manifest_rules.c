@@ -185,7 +185,8 @@ static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t 
 	uint8_t *seen = remembers ? arena_alloc(&parse->arena, keys / 8 + 1) : NULL;
 	if (remembers && seen == NULL)
 		return (void)(parse->out_of_memory = true);
-	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0 && keys_left > 0; rank++) {
+	for (uint32_t rank = 0; *visits_left > 0 && keys_left > 0 && rank < manifest->world;
+	     rank++) {
 		uint64_t key = rule_key(rule, rank);
 		if (seen != NULL && (seen[key / 8] >> (key % 8) & 1) != 0)
 			continue;
