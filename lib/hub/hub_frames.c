@@ -199,14 +199,17 @@ static void rails_encode(const struct member_rails *rails, struct writer *out)
 
 static void rails_decode(struct member_rails *rails, struct reader *in)
 {
-	*rails = (struct member_rails){.nic_count = read_u8(in)};
-	uint8_t count = read_u8(in);
-	if (rails->nic_count > NICS_MAX || count > rails->nic_count)
+	uint32_t nic_count = read_u8(in), count = read_u8(in);
+	*rails = (struct member_rails){0};
+	if (nic_count > NICS_MAX || count > nic_count) {
 		in->failed = true;
-	for (uint32_t i = 0; i < count && !in->failed; i++) {
+		return;
+	}
+	rails->nic_count = nic_count;
+	rails->count = count;
+	for (uint32_t i = 0; i < count; i++) {
 		rails->rail[i].subnet = read_u64(in);
 		rails->rail[i].mbps = read_u64(in);
-		rails->count = i + 1;
 	}
 }
 

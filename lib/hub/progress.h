@@ -96,6 +96,8 @@ struct progress {
 	uint64_t want_ns; /* since when some trainer waits for a begin; 0: none does */
 	struct ws_error attempt_error;
 	struct ws_error waits; /* for whom the next step waits; code 0: for nobody */
+	/* Whose NICs are out of use and why: "trainer 0 (and 2 others): NIC ..."; or empty */
+	char trouble[MEMBER_TROUBLE_BYTES];
 	uint64_t view_serial;
 	uint64_t down_sequence;
 };
@@ -149,9 +151,8 @@ bool rails_are_gone(const struct seat *seat);
 void rails_tick(struct progress *progress);
 /* Which trainer's (or also rollout's) NICs are all gone; false: nobody's. */
 bool rails_wait_for(const struct progress *progress, bool replicas, struct ws_error *err);
-
-/* Whose NICs are out of use and why: "trainer 0 (and 2 others): NIC ..."; empty: nobody's. */
-void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE_BYTES]);
+/* Writes progress->trouble. */
+void rails_trouble(struct progress *progress);
 
 /* ---- forward.c */
 /* Which rollouts write to this one: so many seats from *first_out on, itself perhaps among them. */

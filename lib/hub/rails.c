@@ -50,7 +50,7 @@ void rails_tick(struct progress *progress)
 		seat_tick(progress, progress->roster[i]);
 }
 
-void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE_BYTES])
+void rails_trouble(struct progress *progress)
 {
 	const struct seat *first = NULL;
 	uint32_t others = 0;
@@ -65,14 +65,15 @@ void rails_trouble(const struct progress *progress, char text_out[MEMBER_TROUBLE
 		others += first != NULL;
 		first = first != NULL ? first : seat;
 	}
-	text_out[0] = '\0';
+	progress->trouble[0] = '\0';
 	if (first == NULL)
 		return;
 	member_name(first->id, name);
 	if (others > 0)
 		snprintf(and_more, sizeof(and_more), " (and %u other%s)", others,
 			 others > 1 ? "s" : "");
-	snprintf(text_out, MEMBER_TROUBLE_BYTES, "%s%s: %.180s", name, and_more, first->up.trouble);
+	snprintf(progress->trouble, sizeof(progress->trouble), "%s%s: %.180s", name, and_more,
+		 first->up.trouble);
 }
 
 bool rails_wait_for(const struct progress *progress, bool replicas, struct ws_error *err)

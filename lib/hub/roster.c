@@ -480,6 +480,7 @@ void progress_tick(struct progress *progress, uint64_t now_ns)
 		return;
 	roster_tick(progress);
 	attempts_tick(progress);
+	rails_trouble(progress);
 	progress->waits = (struct ws_error){0};
 	if (!attempt_is_open(progress))
 		progress_waits_for(progress, &progress->waits);

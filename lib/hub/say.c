@@ -88,7 +88,7 @@ static void trainer_say(struct progress *progress, const struct seat *seat,
 			struct replica_view *views, struct beat_down *beat)
 {
 	beat->attempt_error = progress->attempt_error;
-	rails_trouble(progress, beat->trouble);
+	memcpy(beat->trouble, progress->trouble, sizeof(beat->trouble));
 	if (progress->attempt == 0 && progress->attempt_heard != 0) {
 		/* Attempts of a former hub: whatever is still to be finished is no trainer's
 		 * business. */
