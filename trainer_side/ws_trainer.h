@@ -39,7 +39,7 @@ struct ws_trainer_options {
 	/* NULL or "auto": ipc to ranks on this host, and to the others verbs where an RDMA device
 	 * is, else libfabric.  "ipc", "verbs", "fabric": only that. */
 	const char *transport;
-	const char *provider; /* libfabric's; NULL: efa where such a NIC is, else tcp */
+	const char *provider; /* libfabric's; NULL: with "auto" efa where such a NIC is, else tcp */
 	/* For other hosts: addresses, interfaces or devices ("mlx5_0/1", "tcp/eth0"); with "auto"
 	 * of any transport ("verbs:mlx5_0/1").  NULL: those of this host that may be used. */
 	const char *const *nics;
