@@ -28,16 +28,21 @@ static bool has(const struct devices *devices, const char *transport, const char
 	return false;
 }
 
-/* Those of this host that a transport offers and nobody skips. */
+/* Those of this host that a transport offers, nobody skips and this process is near. */
 static uint32_t offered(const char *transport, const char *provider)
 {
 	struct arena arena = {0};
+	struct topology host;
 	struct nic_info *infos;
 	struct ws_error err;
 	uint32_t count, used = 0;
+	ck_ok(topology_load(&host, NULL, &err), err);
 	ck_ok(nics_list(&arena, transport, provider, &infos, &count, &err), err);
+	nics_place(&host, infos, count);
+	ck_ok(nics_choose(&host, -1, infos, count, &err), err);
 	for (uint32_t i = 0; i < count; i++)
 		used += infos[i].skipped[0] == 0;
+	topology_release(&host);
 	arena_release(&arena);
 	return used;
 }
