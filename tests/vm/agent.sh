@@ -25,8 +25,8 @@ for rail in 1 2; do
 	ip addr add "10.0.$rail.$ws_number/24" dev "eth$((rail - 1))"
 	rdma link add "rxe$rail" type rxe netdev "eth$((rail - 1))"
 done
-grep -l . /sys/class/virtio-ports/*/name | while read -r file; do
-	[ "$(cat "$file")" = bell ] && ln -s "/dev/$(basename "$(dirname "$file")")" /dev/bell
+for port in /sys/class/virtio-ports/*; do
+	[ "$(cat "$port/name")" = bell ] && ln -s "/dev/${port##*/}" /dev/bell
 done
 rdma link show >"$mine/up.new"
 mv "$mine/up.new" "$mine/up"

@@ -66,7 +66,7 @@ class World:
 # ------------------------------------------------------------------ whole updates
 
 def whole_updates(world, rails, chosen=False):
-    """`run --verify`, 2 trainers to 2 rollouts; the bytes that each of rank 0's NICs sent.  chosen: nobody is told
+    """`run --verify`, 2 trainers to 2 rollouts; what trainer 0 says of each version.  chosen: nobody is told
     which NICs to use, and rollouts pass on what they hold alike, inside their host."""
     folder, inputs = world.folder(), world.whole
     os.mkdir(folder)
@@ -100,16 +100,17 @@ def whole_updates(world, rails, chosen=False):
 
 
 def shares(nics):
-    total = sum(nic["bytes_sent"] for nic in nics)
-    return {nic["name"]: nic["bytes_sent"] / max(total, 1) for nic in nics if nic["peers"] > 0}
+    """Of one push's NICs, or of several pushes'."""
+    sent = {}
+    for nic in nics:
+        if nic["peers"] > 0:
+            sent[nic["name"]] = sent.get(nic["name"], 0) + nic["bytes_sent"]
+    return {name: bytes_sent / max(sum(sent.values()), 1) for name, bytes_sent in sent.items()}
 
 
 def expect_shares(updates):
     """Of all updates together: a single one is a handful of writes per rail."""
-    sent = {}
-    for nic in (nic for update in updates for nic in update["nics"] if nic["peers"] > 0):
-        sent[nic["name"]] = sent.get(nic["name"], 0) + nic["bytes_sent"]
-    share = {name: bytes_sent / max(sum(sent.values()), 1) for name, bytes_sent in sent.items()}
+    share = shares([nic for update in updates for nic in update["nics"]])
     print("    shares: %s" % ", ".join("%s %.0f %%" % (name, 100 * s) for name, s in share.items()))
     expect(len(share) == 2 and min(share.values()) >= SHARE_MIN, "a rail carries too little: %s" % share)
 
