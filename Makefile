@@ -136,7 +136,7 @@ check: all $(TESTS) ## installs what is missing, builds, runs every test, also u
 
 ROCE_TESTS = contract contract_close verbs_faults
 check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two virtual machines with two RoCE rails each
-	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(addprefix build-address,undefined/tests/,$(ROCE_TESTS))
+	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(ROCE_TESTS:%=build-address,undefined/tests/%)
 	sh tests/roce.sh $(BUILD) '$(PATTERN)'
 
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
