@@ -58,9 +58,7 @@ transport_tests() {
 		program a "$asan/tests/contract" 400 "WS_CONTRACT=verbs:rxe1 rxe2"
 		program a "$build/tests/verbs_faults" 240 WS_VERBS=rxe1 WS_VERBS_NETDEV=eth0
 	} >"$work/a.said" &
-	{
-		program b "$asan/tests/contract_close" 400 "WS_CONTRACT=verbs:rxe1 rxe2"
-	} >"$work/b.said"
+	(program b "$asan/tests/contract_close" 400 "WS_CONTRACT=verbs:rxe1 rxe2") >"$work/b.said"
 	wait
 	cat "$work/a.said" "$work/b.said"
 	failures=$((failures + $(cat "$work/a.said" "$work/b.said" | grep -c '^not ok')))
