@@ -28,7 +28,20 @@ CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -
 	-fno-omit-frame-pointer -pthread $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) \
 	$(PKG_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
-LDLIBS_ALL = $(PKG_LIBS) -lm $(LDLIBS)
+LDLIBS_ALL = $(PKG_LIBS) $(CUDA_LIBS) -lm $(LDLIBS)
+
+# CUDA is built in where nvcc is; NVCC= leaves it out.  These arches, and PTX of the newest for what comes later.
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA_ARCHS = 80 90 100
+ifneq ($(NVCC),)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_LIBS = -L$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) -lcudart_static -lrt -ldl
+endif
+# Host code in .cu files is a few calls that launch kernels, so sanitizers leave it out.
+NVCC_FLAGS = -std=c++20 -O2 -lineinfo -fmad=false -I. -Werror all-warnings \
+	-Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fvisibility=hidden,-fno-exceptions,-fno-omit-frame-pointer \
+	$(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+	-gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
 
 # Two cores build twice as fast as one; a -j of your own wins.
 ifeq ($(filter -j%,$(MAKEFLAGS)),)
@@ -47,7 +60,11 @@ endif
 # ---------------------------------------------------------------- Build
 FOLDERS = lib/base lib/cuda lib/transport lib/convert lib/link lib/engine lib/hub planner \
 	trainer_side rollout_side
-SOURCES := $(wildcard $(addsuffix /*.c,$(FOLDERS)))
+# What is built in: of each of these, the one or the other.
+CUDA_SOURCES = lib/cuda/runtime.c $(wildcard $(addsuffix /*.cu,$(FOLDERS)))
+CUDA_ABSENT = $(wildcard $(addsuffix /absent.c,$(FOLDERS)))
+SOURCES := $(filter-out $(CUDA_SOURCES) $(CUDA_ABSENT),$(wildcard $(addsuffix /*.c,$(FOLDERS)))) \
+	$(if $(NVCC),$(CUDA_SOURCES),$(CUDA_ABSENT))
 CLI_SOURCES := $(wildcard cli/*.c)
 BENCH_SOURCES := $(wildcard bench/*.c)
 TEST_HELPERS = tests/main.c $(wildcard tests/gen*.c)
@@ -59,7 +76,7 @@ DATA := $(wildcard planner/presets/*.json planner/models/*.json planner/page/*)
 # A line per file; V=1 prints the commands.
 SAY = $(if $(V),,@echo '  $(1)  $(2)' && )
 
-objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
+objects = $(patsubst %,$(BUILD)/%.o,$(basename $(1)))
 OBJECTS := $(call objects,$(SOURCES)) $(if $(DATA),$(BUILD)/planner/builtin_data.o)
 TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/examples/%,$(EXAMPLE_SOURCES))
@@ -108,6 +125,13 @@ $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 $(BUILD)/%.o: %.c Makefile | $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
 	@mkdir -p $(@D)
 	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
+
+$(BUILD)/lib/cuda/runtime.o: CFLAGS += -isystem $(CUDA_HOME)/include
+
+# Where ccache stands before gcc, it stands before nvcc.
+$(BUILD)/%.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(call SAY,NVCC,$<)$(if $(findstring ccache,$(PATH)),ccache )$(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
 $(BUILD)/planner/%.o: $(BUILD)/planner/%.c
 	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -c -o $@ $<
@@ -159,9 +183,9 @@ format: ## rewrites the sources in the house style
 format-check:
 	clang-format --dry-run -Werror $(FORMAT_FILES)
 
-FORMAT_FILES = $(wildcard $(foreach d,lib $(FOLDERS) cli tests bench examples tests/fuzz,$(d)/*.c $(d)/*.h))
+FORMAT_FILES = $(wildcard $(foreach d,lib $(FOLDERS) cli tests bench examples tests/fuzz,$(d)/*.c $(d)/*.h $(d)/*.cu))
 
-tidy: $(patsubst %.c,$(BUILD)/%.tidy,$(SOURCES) $(CLI_SOURCES) $(BENCH_SOURCES)) ## clang-tidy over the product's sources
+tidy: $(patsubst %.c,$(BUILD)/%.tidy,$(filter %.c,$(SOURCES)) $(CLI_SOURCES) $(BENCH_SOURCES)) ## clang-tidy over the product's sources
 
 # An object knows the headers; what was tidy when they last changed isn't looked at again.
 $(BUILD)/%.tidy: $(BUILD)/%.o .clang-tidy
@@ -177,7 +201,7 @@ install: all ## the command, the library, its headers and the man page below PRE
 		install -D -m 644 $$header $(INCLUDE)/$$header || exit 1; done
 	install -m 644 cli/weightsync.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	printf '%s\n' 'Name: weightsync' 'Description: weights from trainers to rollouts' 'Version: $(VERSION)' \
-		'Requires.private: $(LIBS_NEEDED)' 'Libs: -L$(PREFIX)/lib -lweightsync -pthread -lm' \
+		'Requires.private: $(LIBS_NEEDED)' 'Libs: -L$(PREFIX)/lib -lweightsync $(CUDA_LIBS) -pthread -lm' \
 		'Cflags: -I$(PREFIX)/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
 clean: ## removes every build folder

@@ -216,11 +216,12 @@ END_TEST
 
 START_TEST(what_cannot_be_had_is_a_sentence)
 {
-	struct ws_memory memory = {.place = WS_CUDA, .device = 3};
+	struct ws_memory memory = {.place = WS_CUDA, .device = 999};
 	struct ws_error err = {0};
-	ck_fails(ws_memory_alloc(&memory, 4096, &err), -ENOTSUP, err);
-	ck_assert_ptr_nonnull(strstr(err.text, "GPU 3"));
-	ck_assert_ptr_nonnull(strstr(err.text, "not built in"));
+	int code = cuda_built_in() ? -ENODEV : -ENOTSUP;
+	ck_fails(ws_memory_alloc(&memory, 4096, &err), code, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "GPU 999"));
+	ck_assert(cuda_built_in() || strstr(err.text, "not built in") != NULL);
 	ck_assert_ptr_null(memory.base);
 	memory = (struct ws_memory){0};
 	ck_fails(ws_memory_alloc(&memory, SIZE_MAX, &err), -ENOMEM, err);

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuda.h where the build found no nvcc: runtime.c stands in its place otherwise. */
+#include "lib/cuda/cuda.h"
+
+#include <errno.h>
+
+static int absent(struct ws_error *err)
+{
+	return ws_fail(err, -ENOTSUP,
+		       "CUDA is not built in: use host memory, or build where nvcc is");
+}
+
+bool cuda_built_in(void)
+{
+	return false;
+}
+
+int cuda_device_count(struct ws_error *reason_out)
+{
+	absent(reason_out);
+	return 0;
+}
+
+int cuda_use(int device, struct ws_error *err)
+{
+	(void)device;
+	return absent(err);
+}
+
+int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
+{
+	*base_out = NULL;
+	return ws_fail(err, -ENOTSUP,
+		       "no %zu bytes on GPU %d: CUDA is not built in, use host memory", bytes,
+		       device);
+}
+
+void cuda_free(int device, void *base)
+{
+	(void)device, (void)base;
+}
+
+int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err)
+{
+	(void)bytes;
+	*base_out = NULL;
+	return absent(err);
+}
+
+void cuda_pinned_free(void *base)
+{
+	(void)base;
+}
+
+int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err)
+{
+	(void)device;
+	*stream_out = NULL;
+	return absent(err);
+}
+
+void cuda_stream_close(struct CUstream_st *stream)
+{
+	(void)stream;
+}
+
+int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err)
+{
+	(void)stream;
+	return absent(err);
+}
+
+int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
+	      struct ws_error *err)
+{
+	(void)dst, (void)src, (void)bytes, (void)stream;
+	return absent(err);
+}
+
+int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream,
+	      struct ws_error *err)
+{
+	(void)dst, (void)value, (void)bytes, (void)stream;
+	return absent(err);
+}
+
+int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *err)
+{
+	(void)device;
+	*event_out = NULL;
+	return absent(err);
+}
+
+void cuda_event_close(struct CUevent_st *event)
+{
+	(void)event;
+}
+
+int cuda_event_record(struct CUevent_st *event, struct CUstream_st *stream, struct ws_error *err)
+{
+	(void)event, (void)stream;
+	return absent(err);
+}
+
+int cuda_event_done(struct CUevent_st *event, struct ws_error *err)
+{
+	(void)event;
+	return absent(err);
+}
+
+int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_out,
+		  struct ws_error *err)
+{
+	(void)from, (void)to, (void)ns_out;
+	return absent(err);
+}
+
+int cuda_launched(const char *doing, struct ws_error *err)
+{
+	(void)doing;
+	return absent(err);
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CUDA's runtime behind cuda.h: the only file that includes its header.  The runtime is linked
+ * statically and looks for the driver when it is first called, so that the same program runs where
+ * there is none.
+ */
+#include "lib/cuda/cuda.h"
+
+#include <errno.h>
+
+#include <cuda_runtime_api.h>
+
+bool cuda_built_in(void)
+{
+	return true;
+}
+
+static int code_of(cudaError_t error)
+{
+	if (error == cudaErrorMemoryAllocation)
+		return -ENOMEM;
+	if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+	    error == cudaErrorInvalidDevice || error == cudaErrorInitializationError)
+		return -ENODEV;
+	if (error == cudaErrorInvalidValue)
+		return -EINVAL;
+	return -EIO;
+}
+
+/* An error that isn't sticky would otherwise be found again by the next call. */
+static int cuda_fail(struct ws_error *err, cudaError_t error, const char *doing)
+{
+	(void)cudaGetLastError();
+	return ws_fail(err, code_of(error), "cannot %s: CUDA says '%s'", doing,
+		       cudaGetErrorString(error));
+}
+
+int cuda_device_count(struct ws_error *reason_out)
+{
+	int count = 0;
+	cudaError_t error = cudaGetDeviceCount(&count);
+
+	if (error != cudaSuccess) {
+		cuda_fail(reason_out, error, "find a GPU");
+		return 0;
+	}
+	return count;
+}
+
+int cuda_use(int device, struct ws_error *err)
+{
+	cudaError_t error = cudaSetDevice(device);
+
+	if (error == cudaSuccess)
+		return 0;
+	(void)cudaGetLastError();
+	return ws_fail(err, code_of(error), "cannot use GPU %d: CUDA says '%s'", device,
+		       cudaGetErrorString(error));
+}
+
+int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
+{
+	*base_out = NULL;
+	int rc = cuda_use(device, err);
+	if (rc != 0)
+		return rc;
+	cudaError_t error = cudaMalloc(base_out, bytes);
+	if (error == cudaSuccess)
+		return 0;
+	*base_out = NULL;
+	(void)cudaGetLastError();
+	return ws_fail(err, code_of(error), "no %zu bytes on GPU %d: CUDA says '%s'", bytes, device,
+		       cudaGetErrorString(error));
+}
+
+void cuda_free(int device, void *base)
+{
+	if (base != NULL && cuda_use(device, NULL) == 0)
+		(void)cudaFree(base);
+}
+
+int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err)
+{
+	*base_out = NULL;
+	cudaError_t error = cudaHostAlloc(base_out, bytes, cudaHostAllocPortable);
+	if (error == cudaSuccess)
+		return 0;
+	*base_out = NULL;
+	return cuda_fail(err, error, "get page-locked memory");
+}
+
+void cuda_pinned_free(void *base)
+{
+	if (base != NULL)
+		(void)cudaFreeHost(base);
+}
+
+int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err)
+{
+	*stream_out = NULL;
+	int rc = cuda_use(device, err);
+	if (rc != 0)
+		return rc;
+	/* Not ordered with the default stream, on which the trainer may compute. */
+	cudaError_t error = cudaStreamCreateWithFlags(stream_out, cudaStreamNonBlocking);
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "open a stream");
+}
+
+void cuda_stream_close(struct CUstream_st *stream)
+{
+	if (stream != NULL)
+		(void)cudaStreamDestroy(stream);
+}
+
+int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err)
+{
+	cudaError_t error = cudaStreamSynchronize(stream);
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "finish a stream's work");
+}
+
+int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
+	      struct ws_error *err)
+{
+	cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream);
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "copy from or to a GPU");
+}
+
+int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream,
+	      struct ws_error *err)
+{
+	cudaError_t error = cudaMemsetAsync(dst, value, bytes, stream);
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "fill memory of a GPU");
+}
+
+int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *err)
+{
+	*event_out = NULL;
+	int rc = cuda_use(device, err);
+	if (rc != 0)
+		return rc;
+	cudaError_t error = cudaEventCreate(event_out);
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "open an event");
+}
+
+void cuda_event_close(struct CUevent_st *event)
+{
+	if (event != NULL)
+		(void)cudaEventDestroy(event);
+}
+
+int cuda_event_record(struct CUevent_st *event, struct CUstream_st *stream, struct ws_error *err)
+{
+	cudaError_t error = cudaEventRecord(event, stream);
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "record an event");
+}
+
+int cuda_event_done(struct CUevent_st *event, struct ws_error *err)
+{
+	cudaError_t error = cudaEventQuery(event);
+
+	if (error == cudaErrorNotReady)
+		return -EAGAIN;
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "finish what was begun on a GPU");
+}
+
+int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_out,
+		  struct ws_error *err)
+{
+	float ms = 0;
+	cudaError_t error = cudaEventElapsedTime(&ms, from, to);
+
+	if (error != cudaSuccess)
+		return cuda_fail(err, error, "measure the time between two events");
+	*ns_out = (uint64_t)((double)ms * 1e6);
+	return 0;
+}
+
+int cuda_launched(const char *doing, struct ws_error *err)
+{
+	cudaError_t error = cudaGetLastError();
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, doing);
+}
