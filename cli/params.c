@@ -95,7 +95,7 @@ static int fill_piece(void *arg, const struct tensor_rule *rule, const char *nam
 		return ws_fail(err, -ENOENT,
 			       "the checkpoint has no tensor '%s', which param '%s' needs", name,
 			       param->name);
-	if (!convert_can(tensor->dtype, param->dtype))
+	if (!convert_can(&(struct move){.from = tensor->dtype, .to = param->dtype}))
 		return ws_fail(err, -ENOTSUP,
 			       "tensor '%s' is %s, param '%s' %s: no cast from one to the other",
 			       name, tensor->dtype_name, param->name, ws_dtype_name(param->dtype));

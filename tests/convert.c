@@ -184,7 +184,8 @@ START_TEST(only_these_dtypes_can_be_converted)
 			bool floats = (from == WS_F32 || from == WS_BF16 || from == WS_F16) &&
 				      (to == WS_F32 || to == WS_BF16 || to == WS_F16);
 			bool want = floats || (from == to && from != WS_NONE);
-			ck_assert(convert_can((enum ws_dtype)from, (enum ws_dtype)to) == want);
+			struct move move = {.from = (enum ws_dtype)from, .to = (enum ws_dtype)to};
+			ck_assert(convert_can(&move) == want);
 		}
 	}
 }

@@ -1,28 +1,78 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Strided box copies and casts in plain C: the oracle of every faster version.  A box is
- * first put into a normal form (dims by falling step of the writes, neighbours that lie
- * end to end merged), so that the inner row is as long and as sequential as it can be.
+ * Walking a box.  A move is first put into a normal form (dims by falling step of the writes,
+ * neighbours that lie end to end merged), so that its rows are as long and as sequential as they
+ * can be; then it is carried out row by row.
  */
 #include "lib/convert/convert.h"
 
 #include <assert.h>
+#include <fenv.h>
 #include <string.h>
 
-#define ROW_CHUNK 512 /* elements that a cast holds as f32 on the stack */
+#include "lib/convert/rows.h"
 
-#define F32_ABS	     0x7fffffffu
-#define F32_INFINITY 0x7f800000u
-#define F32_QUIET    0x00400000u
+struct dim {
+	uint64_t extent;
+	int64_t src_stride, dst_stride;
+	uint64_t each, first; /* as of struct blocks; without blocks UINT64_MAX, 0 */
+	int64_t entry_stride; /* bytes */
+};
 
+/* A move on its way. */
+struct walk {
+	const struct move *move;
+	const uint8_t *src;
+	uint8_t *dst, *table;
+	uint32_t dim_count;
+	struct dim dims[MOVE_DIM_MAX];
+	uint64_t at[MOVE_DIM_MAX];
+	/* Divisors, or scales, of the blocks from this entry on: rows below each other share them.
+	 */
+	const uint8_t *factors_of;
+	uint64_t factor_count;
+	float factors[BLOCKS_MAX];
+};
+
+/* ---------------------------------------------------------------- what can be done */
 static bool is_float(enum ws_dtype dtype)
 {
 	return dtype == WS_F32 || dtype == WS_BF16 || dtype == WS_F16;
 }
 
-bool convert_can(enum ws_dtype from, enum ws_dtype to)
+static bool quant_can(const struct quant *quant)
 {
-	return from == to ? ws_dtype_bytes(from) > 0 : is_float(from) && is_float(to);
+	return (quant->code == WS_F8_E4M3 || quant->code == WS_F8_E5M2) &&
+	       (quant->scale == WS_F32 || quant->scale == WS_BF16 || quant->scale == WS_F8_E8M0) &&
+	       quant->eps >= 0;
+}
+
+bool convert_can(const struct move *move)
+{
+	enum ws_dtype from = move->from, to = move->to;
+	if (move->dim_count > MOVE_DIM_MAX)
+		return false;
+	if (move->kind == MOVE_CAST)
+		return from == to ? ws_dtype_bytes(from) > 0 : is_float(from) && is_float(to);
+	if (move->kind == MOVE_RAISE)
+		return from == WS_U32 && to == WS_U32;
+	const struct quant *quant = move->blocks == NULL ? NULL : move->blocks->quant;
+	if (quant == NULL || !quant_can(quant))
+		return false;
+	switch (move->kind) {
+	case MOVE_MAXIMA:
+		return is_float(from);
+	case MOVE_QUANTIZE:
+		return is_float(from) && to == quant->code;
+	case MOVE_SCALE:
+		return from == WS_U32 && to == quant->scale;
+	case MOVE_DEQUANTIZE:
+		return from == quant->code && is_float(to);
+	case MOVE_CAST:
+	case MOVE_RAISE:
+		break;
+	}
+	return false;
 }
 
 uint64_t move_element_count(const struct move *move)
@@ -33,131 +83,52 @@ uint64_t move_element_count(const struct move *move)
 	return count;
 }
 
-/* The value of each narrow type as the bits of an f32, which holds all of them exactly. */
-static uint32_t f32_of_bf16(uint16_t value)
+/* ---------------------------------------------------------------- the normal form */
+static bool has_blocks(const struct move *move)
 {
-	uint32_t bits = (uint32_t)value << 16;
-	return (bits & F32_ABS) > F32_INFINITY ? bits | F32_QUIET : bits;
+	return move->kind == MOVE_MAXIMA || move->kind == MOVE_QUANTIZE ||
+	       move->kind == MOVE_DEQUANTIZE;
 }
 
-static uint32_t f32_of_f16(uint16_t value)
+/* A dim that lies in one block has none of its own: its place goes into the table's address. */
+static void set_blocks(struct walk *walk, const struct blocks *blocks, uint32_t d)
 {
-	uint32_t sign = (uint32_t)(value & 0x8000) << 16;
-	uint32_t exponent = value >> 10 & 0x1f, fraction = value & 0x3ff;
-	if (exponent == 0x1f)
-		return sign | F32_INFINITY | fraction << 13 | (fraction != 0 ? F32_QUIET : 0);
-	if (exponent != 0)
-		return sign | (exponent + 112) << 23 | fraction << 13;
-	if (fraction == 0)
-		return sign;
-	/* Subnormal: fraction units of 2^-24, which f32 has as a normal number. */
-	uint32_t top = 31 - (uint32_t)__builtin_clz(fraction);
-	return sign | (top + 103) << 23 | (fraction << (23 - top) & 0x7fffff);
-}
-
-/* Rounding to nearest even: half a unit less one, plus the last bit that is kept. */
-static uint16_t bf16_of_f32(uint32_t bits)
-{
-	if ((bits & F32_ABS) > F32_INFINITY)
-		return (uint16_t)(bits >> 16 | 0x40);
-	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static uint16_t f16_of_f32(uint32_t bits)
-{
-	uint32_t sign = bits >> 16 & 0x8000, value = bits & F32_ABS;
-	if (value > F32_INFINITY)
-		return (uint16_t)(sign | 0x7e00 | (value >> 13 & 0x3ff));
-	/* 65520 lies half way between the largest f16 and the next power of two. */
-	if (value >= 0x477ff000)
-		return (uint16_t)(sign | 0x7c00);
-	if (value >= 0x38800000) /* 2^-14, the smallest normal f16 */
-		return (uint16_t)(sign | (value - 0x38000000 + 0xfff + (value >> 13 & 1)) >> 13);
-	if (value <= 0x33000000) /* 2^-25, half of the smallest subnormal */
-		return (uint16_t)sign;
-	uint32_t fraction = (value & 0x7fffff) | 0x800000, shift = 126 - (value >> 23);
-	uint32_t units = fraction >> shift, rest = fraction & ((1u << shift) - 1);
-	uint32_t half = 1u << (shift - 1);
-	if (rest > half || (rest == half && (units & 1) != 0))
-		units++;
-	return (uint16_t)(sign | units);
-}
-
-static void load_row(const uint8_t *src, int64_t stride, size_t count, enum ws_dtype from,
-		     uint32_t *row)
-{
-	uint16_t narrow = 0;
-	if (from == WS_F32) {
-		for (size_t i = 0; i < count; i++, src += stride)
-			memcpy(&row[i], src, sizeof(row[i]));
-	} else if (from == WS_BF16) {
-		for (size_t i = 0; i < count; i++, src += stride) {
-			memcpy(&narrow, src, sizeof(narrow));
-			row[i] = f32_of_bf16(narrow);
-		}
-	} else {
-		for (size_t i = 0; i < count; i++, src += stride) {
-			memcpy(&narrow, src, sizeof(narrow));
-			row[i] = f32_of_f16(narrow);
-		}
-	}
-}
-
-static void store_row(uint8_t *dst, int64_t stride, size_t count, enum ws_dtype to,
-		      const uint32_t *row)
-{
-	uint16_t narrow = 0;
-	if (to == WS_F32) {
-		for (size_t i = 0; i < count; i++, dst += stride)
-			memcpy(dst, &row[i], sizeof(row[i]));
-	} else if (to == WS_BF16) {
-		for (size_t i = 0; i < count; i++, dst += stride) {
-			narrow = bf16_of_f32(row[i]);
-			memcpy(dst, &narrow, sizeof(narrow));
-		}
-	} else {
-		for (size_t i = 0; i < count; i++, dst += stride) {
-			narrow = f16_of_f32(row[i]);
-			memcpy(dst, &narrow, sizeof(narrow));
-		}
-	}
-}
-
-static void cast_row(const struct move *move, const uint8_t *src, uint8_t *dst, uint64_t count,
-		     int64_t src_stride, int64_t dst_stride)
-{
-	uint32_t row[ROW_CHUNK];
-	while (count > 0) {
-		size_t n = (size_t)MIN(count, ROW_CHUNK);
-		load_row(src, src_stride, n, move->from, row);
-		store_row(dst, dst_stride, n, move->to, row);
-		src += (int64_t)n * src_stride;
-		dst += (int64_t)n * dst_stride;
-		count -= n;
-	}
-}
-
-/* A constant size turns memcpy into one load and one store. */
-static void copy_row(const uint8_t *src, uint8_t *dst, uint64_t count, int64_t src_stride,
-		     int64_t dst_stride, size_t bytes)
-{
-	if (src_stride == (int64_t)bytes && dst_stride == (int64_t)bytes) {
-		memcpy(dst, src, (size_t)count * bytes);
+	struct dim *dim = &walk->dims[d];
+	uint64_t first = blocks->first[d] / blocks->each[d];
+	uint64_t last = (blocks->first[d] + dim->extent - 1) / blocks->each[d];
+	bool is_dequantize = walk->move->kind == MOVE_DEQUANTIZE;
+	int64_t entry_bytes =
+		(int64_t)ws_dtype_bytes(is_dequantize ? blocks->quant->scale : WS_U32);
+	walk->table += (int64_t)first * blocks->stride[d] * entry_bytes;
+	if (first == last || blocks->stride[d] == 0)
 		return;
-	}
-	if (bytes == 1) {
-		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
-			*dst = *src;
-	} else if (bytes == 2) {
-		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
-			memcpy(dst, src, 2);
-	} else if (bytes == 4) {
-		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
-			memcpy(dst, src, 4);
-	} else {
-		assert(bytes == 8);
-		for (uint64_t i = 0; i < count; i++, src += src_stride, dst += dst_stride)
-			memcpy(dst, src, 8);
+	dim->each = blocks->each[d];
+	dim->first = blocks->first[d] - first * blocks->each[d];
+	dim->entry_stride = blocks->stride[d] * entry_bytes;
+}
+
+static void walk_begin(struct walk *walk, const struct move *move)
+{
+	walk->move = move;
+	walk->src = move->src;
+	walk->dst = move->dst;
+	walk->table = has_blocks(move) ? move->blocks->table : move->dst;
+	walk->dim_count = move->dim_count;
+	walk->factor_count = 0;
+	/* Maxima walk over the source alone. */
+	if (move->kind == MOVE_MAXIMA)
+		walk->dst = (uint8_t *)(uintptr_t)move->src;
+	for (uint32_t d = 0; d < move->dim_count; d++) {
+		bool reads = move->kind == MOVE_MAXIMA;
+		walk->dims[d] = (struct dim){
+			.extent = move->extent[d],
+			.src_stride = move->src_stride[d],
+			.dst_stride = reads ? move->src_stride[d] : move->dst_stride[d],
+			.each = UINT64_MAX,
+		};
+		if (has_blocks(move))
+			set_blocks(walk, move->blocks, d);
+		walk->at[d] = 0;
 	}
 }
 
@@ -166,95 +137,234 @@ static uint64_t stride_size(int64_t stride)
 	return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
-static void swap_dims(struct move *move, uint32_t a, uint32_t b)
-{
-	uint64_t extent = move->extent[a];
-	int64_t src_stride = move->src_stride[a], dst_stride = move->dst_stride[a];
-	move->extent[a] = move->extent[b];
-	move->src_stride[a] = move->src_stride[b];
-	move->dst_stride[a] = move->dst_stride[b];
-	move->extent[b] = extent;
-	move->src_stride[b] = src_stride;
-	move->dst_stride[b] = dst_stride;
-}
-
 /* Elements don't depend on each other, so the dims may go in any order. */
-static void sort_dims(struct move *move)
+static void sort_dims(struct walk *walk)
 {
-	for (uint32_t i = 1; i < move->dim_count; i++)
-		for (uint32_t j = i; j > 0 && stride_size(move->dst_stride[j - 1]) <
-						      stride_size(move->dst_stride[j]);
+	struct dim *dims = walk->dims;
+	for (uint32_t i = 1; i < walk->dim_count; i++) {
+		struct dim dim = dims[i];
+		uint32_t j = i;
+		for (; j > 0 && stride_size(dims[j - 1].dst_stride) < stride_size(dim.dst_stride);
 		     j--)
-			swap_dims(move, j - 1, j);
+			dims[j] = dims[j - 1];
+		dims[j] = dim;
+	}
 }
 
-/* Drops dims of extent 1 and merges an outer dim that continues where the inner one ends. */
-static void merge_dims(struct move *move)
+/* Whether the outer dim continues where the inner one ends, with one block at a time. */
+static bool dims_merge(const struct dim *outer, const struct dim *inner)
+{
+	int64_t extent = (int64_t)inner->extent;
+	return outer->src_stride == inner->src_stride * extent &&
+	       outer->dst_stride == inner->dst_stride * extent && inner->each == UINT64_MAX;
+}
+
+/* Drops dims of extent 1 and merges what can be. */
+static void merge_dims(struct walk *walk)
 {
 	uint32_t kept = 0;
-	for (uint32_t i = 0; i < move->dim_count; i++) {
-		if (move->extent[i] == 1)
+	for (uint32_t i = 0; i < walk->dim_count; i++) {
+		struct dim dim = walk->dims[i];
+		struct dim *outer = kept > 0 ? &walk->dims[kept - 1] : NULL;
+		if (dim.extent == 1)
 			continue;
-		int64_t extent = (int64_t)move->extent[i];
-		if (kept > 0 && move->src_stride[kept - 1] == move->src_stride[i] * extent &&
-		    move->dst_stride[kept - 1] == move->dst_stride[i] * extent) {
-			move->extent[kept - 1] *= move->extent[i];
-			move->src_stride[kept - 1] = move->src_stride[i];
-			move->dst_stride[kept - 1] = move->dst_stride[i];
+		if (outer == NULL || !dims_merge(outer, &dim)) {
+			walk->dims[kept++] = dim;
 			continue;
 		}
-		swap_dims(move, kept, i);
-		kept++;
+		outer->src_stride = dim.src_stride;
+		outer->dst_stride = dim.dst_stride;
+		if (outer->each != UINT64_MAX)
+			outer->each *= dim.extent;
+		outer->first *= dim.extent;
+		outer->extent *= dim.extent;
 	}
-	move->dim_count = kept;
+	walk->dim_count = kept;
 }
 
-static void move_row(const struct move *move, const uint8_t *src, uint8_t *dst)
+/* ---------------------------------------------------------------- rows */
+/* A constant size turns memcpy into one load and one store. */
+static void copy_row(const struct row *row)
 {
-	size_t bytes = ws_dtype_bytes(move->from);
-	uint64_t count = 1;
-	int64_t src_stride = (int64_t)bytes, dst_stride = (int64_t)ws_dtype_bytes(move->to);
-	if (move->dim_count > 0) {
-		uint32_t last = move->dim_count - 1;
-		count = move->extent[last];
-		src_stride = move->src_stride[last];
-		dst_stride = move->dst_stride[last];
-	}
-	if (move->from == move->to)
-		copy_row(src, dst, count, src_stride, dst_stride, bytes);
-	else
-		cast_row(move, src, dst, count, src_stride, dst_stride);
-}
-
-void convert_move(const struct move *given)
-{
-	assert(convert_can(given->from, given->to) && given->dim_count <= MOVE_DIM_MAX);
-	if (move_element_count(given) == 0)
+	const uint8_t *src = row->src;
+	uint8_t *dst = row->dst;
+	int64_t src_stride = row->src_stride, dst_stride = row->dst_stride;
+	size_t bytes = ws_dtype_bytes(row->move->from);
+	if (src_stride == (int64_t)bytes && dst_stride == (int64_t)bytes) {
+		memcpy(dst, src, (size_t)row->count * bytes);
 		return;
-	struct move move = *given;
-	sort_dims(&move);
-	merge_dims(&move);
-	uint32_t outer = move.dim_count > 0 ? move.dim_count - 1 : 0;
-	uint64_t at[MOVE_DIM_MAX] = {0};
-	const uint8_t *src = move.src;
-	uint8_t *dst = move.dst;
-	/* An odometer over all dims but the innermost: each turn moves one row. */
-	while (true) {
-		move_row(&move, src, dst);
-		uint32_t dim = outer;
-		while (dim > 0) {
-			dim--;
-			src += move.src_stride[dim];
-			dst += move.dst_stride[dim];
-			if (++at[dim] < move.extent[dim])
-				break;
-			src -= move.src_stride[dim] * (int64_t)move.extent[dim];
-			dst -= move.dst_stride[dim] * (int64_t)move.extent[dim];
-			at[dim] = 0;
-			if (dim == 0)
-				return;
-		}
-		if (outer == 0)
-			return;
 	}
+	if (bytes == 1) {
+		for (uint64_t i = 0; i < row->count; i++, src += src_stride, dst += dst_stride)
+			*dst = *src;
+	} else if (bytes == 2) {
+		for (uint64_t i = 0; i < row->count; i++, src += src_stride, dst += dst_stride)
+			memcpy(dst, src, 2);
+	} else if (bytes == 4) {
+		for (uint64_t i = 0; i < row->count; i++, src += src_stride, dst += dst_stride)
+			memcpy(dst, src, 4);
+	} else {
+		assert(bytes == 8);
+		for (uint64_t i = 0; i < row->count; i++, src += src_stride, dst += dst_stride)
+			memcpy(dst, src, 8);
+	}
+}
+
+static void raise_row(const struct row *row)
+{
+	const uint8_t *src = row->src;
+	uint8_t *dst = row->dst;
+	for (uint64_t i = 0; i < row->count; i++, src += row->src_stride, dst += row->dst_stride) {
+		uint32_t theirs, mine;
+		memcpy(&theirs, src, sizeof(theirs));
+		memcpy(&mine, dst, sizeof(mine));
+		if (theirs > mine)
+			memcpy(dst, &theirs, sizeof(theirs));
+	}
+}
+
+static void scale_row(const struct row *row)
+{
+	const struct quant *quant = row->move->blocks->quant;
+	const uint8_t *src = row->src;
+	uint8_t *dst = row->dst;
+	for (uint64_t i = 0; i < row->count; i++, src += row->src_stride, dst += row->dst_stride) {
+		uint32_t maximum;
+		memcpy(&maximum, src, sizeof(maximum));
+		scale_store(quant, scale_of_maximum(quant, maximum), dst);
+	}
+}
+
+/* The divisors or scales of a row's blocks, unless those of the row above are the same. */
+static void find_factors(struct walk *walk, const struct row *row)
+{
+	const struct quant *quant = walk->move->blocks->quant;
+	const uint8_t *entry = row->entry;
+	uint64_t count = row_block_count(row);
+	if (walk->factors_of == entry && walk->factor_count >= count)
+		return;
+	walk->factors_of = entry;
+	walk->factor_count = count;
+	for (uint64_t i = 0; i < count; i++, entry += row->entry_stride) {
+		if (walk->move->kind == MOVE_DEQUANTIZE) {
+			walk->factors[i] = scale_value(quant, scale_load(quant, entry));
+		} else {
+			uint32_t maximum;
+			memcpy(&maximum, entry, sizeof(maximum));
+			walk->factors[i] = scale_divisor(quant, maximum);
+		}
+	}
+}
+
+/* As much of a row at once as its factors find room for. */
+static void factor_row(struct walk *walk, const struct row *given)
+{
+	struct row rest = *given;
+	while (rest.count > 0) {
+		struct row row = rest;
+		uint64_t run = row_run(&row);
+		if (row.count > run)
+			row.count = MIN(row.count, run + (BLOCKS_MAX - 1) * row.each);
+		find_factors(walk, &row);
+		if (walk->move->kind == MOVE_QUANTIZE)
+			rows_c.quantize(&row, walk->factors);
+		else
+			rows_c.dequantize(&row, walk->factors);
+		row_advance(&rest, row.count);
+	}
+}
+
+static void move_row(struct walk *walk, const struct row *row)
+{
+	const struct move *move = walk->move;
+	switch (move->kind) {
+	case MOVE_CAST:
+		if (move->from == move->to)
+			copy_row(row);
+		else
+			rows_c.cast(row);
+		return;
+	case MOVE_MAXIMA:
+		rows_c.maxima(row);
+		return;
+	case MOVE_RAISE:
+		raise_row(row);
+		return;
+	case MOVE_SCALE:
+		scale_row(row);
+		return;
+	case MOVE_QUANTIZE:
+	case MOVE_DEQUANTIZE:
+		factor_row(walk, row);
+		return;
+	}
+}
+
+/* The row at which the walk is; its dim is the last one. */
+static struct row row_at(const struct walk *walk)
+{
+	struct row row = {
+		.move = walk->move,
+		.src = walk->src,
+		.dst = walk->dst,
+		.count = 1,
+		.entry = walk->table,
+		.each = UINT64_MAX,
+	};
+	for (uint32_t d = 0; d < walk->dim_count; d++) {
+		const struct dim *dim = &walk->dims[d];
+		row.entry += (int64_t)((dim->first + walk->at[d]) / dim->each) * dim->entry_stride;
+	}
+	if (walk->dim_count > 0) {
+		const struct dim *inner = &walk->dims[walk->dim_count - 1];
+		row.count = inner->extent;
+		row.src_stride = inner->src_stride;
+		row.dst_stride = inner->dst_stride;
+		row.each = inner->each;
+		row.first = inner->first;
+		row.entry_stride = inner->entry_stride;
+	}
+	return row;
+}
+
+/* An odometer over all dims but the innermost; false after the last row. */
+static bool walk_next(struct walk *walk)
+{
+	for (uint32_t d = walk->dim_count > 0 ? walk->dim_count - 1 : 0; d-- > 0;) {
+		const struct dim *dim = &walk->dims[d];
+		walk->src += dim->src_stride;
+		walk->dst += dim->dst_stride;
+		if (++walk->at[d] < dim->extent)
+			return true;
+		walk->src -= dim->src_stride * (int64_t)dim->extent;
+		walk->dst -= dim->dst_stride * (int64_t)dim->extent;
+		walk->at[d] = 0;
+	}
+	return false;
+}
+
+/* Arithmetic is IEEE's, whatever the program that we live in has set: PyTorch can flush
+ * subnormals, and threads inherit that. */
+void convert_move(const struct move *move)
+{
+	struct walk walk;
+	fenv_t theirs;
+	struct row row;
+	assert(convert_can(move));
+	if (move_element_count(move) == 0)
+		return;
+	bool is_arithmetic = move->kind >= MOVE_QUANTIZE;
+	walk_begin(&walk, move);
+	sort_dims(&walk);
+	merge_dims(&walk);
+	if (is_arithmetic)
+		fegetenv(&theirs);
+	if (is_arithmetic)
+		fesetenv(FE_DFL_ENV);
+	do {
+		row = row_at(&walk);
+		move_row(&walk, &row);
+	} while (walk_next(&walk));
+	if (is_arithmetic)
+		fesetenv(&theirs);
 }

@@ -18,7 +18,7 @@ int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes, s
 	uint64_t end = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		const struct move *move = &moves[i].move;
-		if (!convert_can(move->from, move->to) || move->dim_count > MOVE_DIM_MAX)
+		if (!convert_can(move))
 			return ws_fail(err, -EINVAL,
 				       "move %u can't turn %s into %s in %u dimensions", i,
 				       ws_dtype_name(move->from), ws_dtype_name(move->to),

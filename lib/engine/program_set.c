@@ -117,7 +117,7 @@ static int receives_check(struct engine *engine, struct ws_error *err)
 				       receive->gate, given->gate_count);
 		engine->program.gates[receive->gate].receive_count++;
 		for (uint32_t k = 0; k < receive->move_count; k++)
-			if (!convert_can(receive->moves[k].from, receive->moves[k].to))
+			if (!convert_can(&receive->moves[k]))
 				return ws_fail(err, -EINVAL, "receive %u can't turn %s into %s", i,
 					       ws_dtype_name(receive->moves[k].from),
 					       ws_dtype_name(receive->moves[k].to));
