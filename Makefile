@@ -111,7 +111,8 @@ $(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward $(BUILD)/
 	$(BUILD)/tests/hub_world.o
 $(BUILD)/tests/update $(BUILD)/tests/update_rails $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe: \
 	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o
-$(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress_fault_world.o
+$(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress_fault_world.o \
+	$(BUILD)/tests/progress_exchange_world.o
 $(BUILD)/tests/plan_properties $(BUILD)/tests/plan_mutations $(BUILD)/tests/plan_digest: \
 	$(BUILD)/tests/plan_world.o
 $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD)/tests/plan_real \

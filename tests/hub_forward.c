@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The hub where rollouts write to rollouts: who hears whose ready, and what is dropped with a
- * replica that others get their bytes from.
+ * The hub where rollouts write to rollouts and trainers to trainers: who hears whose ready, and
+ * what is dropped with a replica that others get their bytes from.
  */
 #include <errno.h>
 #include <string.h>
@@ -40,6 +40,54 @@ START_TEST(ranks_of_a_replica_hear_each_others_ready)
 			bool same = k != i && (k - 1) / 2 == (i - 1) / 2;
 			ck_assert_uint_eq(world.actor[i].ready[k], same ? 1 : 0);
 		}
+	world_close(&world);
+}
+END_TEST
+
+START_TEST(trainers_hear_each_others_ready_in_each_attempt)
+{
+	struct world world;
+	world_open(&world, 3, 1, 1, &(struct hub_options){.min_replicas = 1});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	for (uint64_t version = 1; version <= 3; version++) {
+		push_ok(&world, version);
+		for (uint32_t i = 0; i < 3; i++)
+			for (uint32_t k = 0; k < 3; k++)
+				ck_assert_uint_eq(world.actor[i].ready[k], k == i ? 0 : version);
+		ck_assert_uint_eq(world.actor[3].ready[0], 0);
+	}
+	world_close(&world);
+}
+END_TEST
+
+static bool rollout_is_ready_and_two_have_joined(const struct world *world, const void *arg)
+{
+	(void)arg;
+	return world->actor[3].state == RANK_READY && world->actor[0].joined == 1 &&
+	       world->actor[1].joined == 1;
+}
+
+/* Trainer 2 doesn't push: the others know of each other only, and wait for it; one comes late. */
+START_TEST(a_trainer_that_has_not_joined_is_not_ready_and_is_waited_for)
+{
+	struct world world;
+	world_open(&world, 3, 1, 1, &(struct hub_options){.min_replicas = 1});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	actor_push(&world.actor[0], 1);
+	actor_push(&world.actor[1], 1);
+	ck_assert(world_run(&world, rollout_is_ready_and_two_have_joined, NULL));
+	world_run_ms(&world, 300);
+	ck_assert_uint_eq(world.actor[0].ready[1], 1);
+	ck_assert_uint_eq(world.actor[1].ready[0], 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		ck_assert_uint_eq(world.actor[i].ready[2], 0);
+		ck_assert_uint_eq(world.actor[i].written[3], 0);
+	}
+	actor_push(&world.actor[2], 1);
+	ck_assert(world_run(&world, push_ended, NULL));
+	ck_assert_msg(push_error(&world, 0)->code == 0, "%s", push_error(&world, 0)->text);
+	ck_assert_uint_eq(world.actor[0].ready[2], 1);
+	ck_assert_uint_eq(world.actor[2].ready[0], 1);
 	world_close(&world);
 }
 END_TEST
@@ -91,6 +139,8 @@ Suite *suite(void)
 
 	tcase_add_test(forward, each_replica_hears_the_ready_of_the_next_one_only);
 	tcase_add_test(forward, ranks_of_a_replica_hear_each_others_ready);
+	tcase_add_test(forward, trainers_hear_each_others_ready_in_each_attempt);
+	tcase_add_test(forward, a_trainer_that_has_not_joined_is_not_ready_and_is_waited_for);
 	tcase_add_test(forward, who_waits_for_a_dropped_replica_is_dropped_and_named);
 	tcase_set_timeout(forward, 60);
 	suite_add_tcase(tests, forward);

@@ -251,20 +251,34 @@ static void rollout_word(struct actor *actor, const struct member_event *event)
 	}
 }
 
+/* Others may write to it from now on, and it waits for what they write. */
+static void trainer_join(struct actor *actor, uint64_t attempt)
+{
+	struct ws_error err = {0};
+	actor->joined = attempt;
+	member_say_push(actor->member, actor->want, actor->joined, actor->sent, 0);
+	if (actor->begun_version == actor->want)
+		ck_ok(member_say_ready(actor->member, attempt, NULL, 0, &err), err);
+}
+
 static void trainer_word(struct actor *actor, const struct member_event *event)
 {
 	actor->begun = event->attempt;
 	actor->begun_version = event->version;
 	if (actor->want == 0)
 		return;
-	actor->joined = event->attempt;
-	member_say_push(actor->member, actor->want, actor->joined, actor->sent, 0);
+	trainer_join(actor, event->attempt);
 }
 
 static void ready_take(struct actor *actor, const struct member_event *event)
 {
-	ck_assert_mem_eq(event->body, "set 0", 5);
+	if (event->from < actor->trainer_count)
+		ck_assert_uint_eq(event->body_bytes, 0);
+	else
+		ck_assert_mem_eq(event->body, "set 0", 5);
 	ck_assert_uint_eq(event->generation, actor->generation);
+	ck_assert_uint_ne(event->from, actor->self);
+	ck_assert_uint_lt(actor->ready[event->from], event->attempt);
 	actor->ready[event->from] = event->attempt;
 }
 
@@ -371,9 +385,11 @@ static void actor_goes_on(struct world *world, struct actor *actor)
 			state_say(actor, actor->state);
 		return;
 	}
-	bool all = actor->joined != 0 && !actor->mute;
+	bool all = actor->joined != 0 && !actor->mute, others = true;
+	for (uint32_t i = 0; i < actor->trainer_count; i++)
+		others = others && (i == actor->self || actor->ready[i] == actor->joined);
 	for (uint32_t i = actor->trainer_count; i < actor->roster_count; i++) {
-		if (!actor->mute && actor->want != 0 && actor->ready[i] == actor->joined)
+		if (others && !actor->mute && actor->want != 0 && actor->ready[i] == actor->joined)
 			actor->written[i] = actor->joined;
 		all = all && actor->written[i] == actor->joined;
 	}
@@ -454,8 +470,9 @@ void actor_push(struct actor *actor, uint64_t version)
 	/* Begun already by another trainer. */
 	if (actor->begun_version == version && actor->begun > actor->joined &&
 	    !member_attempt_over(actor->member, actor->begun, NULL))
-		actor->joined = actor->begun;
-	member_say_push(actor->member, version, actor->joined, actor->sent, 0);
+		trainer_join(actor, actor->begun);
+	else
+		member_say_push(actor->member, version, actor->joined, actor->sent, 0);
 }
 
 void world_push(struct world *world, uint64_t version)

@@ -187,9 +187,10 @@ static void trainer_obey(struct model *model, struct process *p)
 		    up->want != 0) {
 			if (up->want_attempt == 0)
 				up->want_attempt = down->attempt;
-			up->joined = down->attempt;
+			trainer_join(model, p, down->attempt);
 		}
 	}
+	armed_hear(model, p);
 	if (up->joined != joined) {
 		p->joined_hub = p->hub;
 		p->joined_as = p->incarnation;
@@ -211,7 +212,7 @@ static void trainer_obey(struct model *model, struct process *p)
 static void renew(struct process *p, uint64_t above)
 {
 	p->incarnation = MAX(p->incarnation, above) + 1;
-	p->up.generation = p->up.quiet = p->up.wired = 0;
+	p->up.generation = p->up.quiet = p->up.wired = p->up.armed = 0;
 	p->up.failure_serial = 0;
 	p->up.describes = false;
 	p->joined = p->was_in = false;
@@ -350,6 +351,8 @@ static void down_send(struct model *model, struct process *p)
 				   .incarnation = progress->seats[seat].joined};
 	progress_beat_down(progress, seat, views, &frame.beat);
 	frame.beat.views = NULL;
+	if (model->mutant == MUTANT_READY_EARLY)
+		frame.beat.armed[0] = (uint8_t)((1u << frame.beat.armed_count) - 1);
 	if (progress_owes_roster(progress, seat) && model_chance(model, 500)) {
 		frame.is_roster = true;
 		frame.generation = progress->generation;
@@ -380,7 +383,8 @@ static void rank_step(struct model *model, struct process *p)
 		/* Not into an attempt of another version than its own. */
 		bool writes = trainer->up.joined == p->up.attempt &&
 			      trainer->up.want == p->version && acts(model, trainer) &&
-			      trainer->up.generation == p->up.generation;
+			      trainer->up.generation == p->up.generation &&
+			      maxima_are_here(model, trainer);
 		if (p->up.state != RANK_READY || (p->bits >> t & 1) != 0 || !writes ||
 		    !model_chance(model, 300))
 			continue;
@@ -412,6 +416,7 @@ static void trainer_step(struct model *model, struct process *p)
 	struct beat_up *up = &p->up;
 	if (up->want != 0) {
 		up->bytes++; /* it is never the one that stands still */
+		maxima_write(model, p);
 		return;
 	}
 	if (p->tried >= model->goal || !model_chance(model, 100))
@@ -425,8 +430,10 @@ static void trainer_step(struct model *model, struct process *p)
 	/* The begin is known already: it joins at once. */
 	const struct beat_down *down = &p->down;
 	if (down->version == up->want && !down->over && down->attempt == up->attempt_seen &&
-	    down->attempt > up->joined && down->attempt_generation == up->generation)
-		up->joined = up->want_attempt = down->attempt;
+	    down->attempt > up->joined && down->attempt_generation == up->generation) {
+		up->want_attempt = down->attempt;
+		trainer_join(model, p, down->attempt);
+	}
 }
 
 bool model_trainers_idle(const struct model *model)
@@ -508,6 +515,7 @@ void model_open(struct model *model, uint64_t seed, enum mutant mutant)
 	*model = (struct model){
 		.random = seed, .now_ns = 1000000000u, .faults = true, .mutant = mutant};
 	model->chain = seed % 3 == 0;
+	model->exchange = seed % 2 == 0;
 	model->ranks_each = 1 + (uint32_t)(model_draw(model) % 4 != 0);
 	model->replicas = 1 + (uint32_t)(model_draw(model) % 2);
 	model->barrier = model_chance(model, 300);

@@ -33,6 +33,8 @@ enum mutant {
 	MUTANT_NO_DROP,	     /* a hub that lost a rank takes its next incarnation as the same one */
 	MUTANT_MAPS_MIX,     /* a hub that doesn't look at manifests */
 	MUTANT_RAILS_STALE,  /* a hub that keeps a roster when NICs went or came */
+	MUTANT_READY_EARLY,  /* a hub that calls trainers ready at once */
+	MUTANT_READY_STALE,  /* a trainer that takes readies of one attempt for the next one's */
 	MUTANT_COUNT
 };
 
@@ -60,6 +62,10 @@ struct process {
 	uint64_t begun, tried; /* trainer: last goal it pushed; begun: as in member.c */
 	uint64_t want_joined, joined_hub, joined_as; /* joined_as: my incarnation then */
 	struct ws_error result;			     /* trainer: of its last push */
+	/* trainer, where they exchange: the attempt that it is armed for; whose maxima are here and
+	 * of which version; who has mine, and whose ready was heard, in heard_attempt */
+	uint64_t armed, inbox[TRAINERS], heard_attempt;
+	uint32_t maxima, given, heard;
 	/* rollout: the truth */
 	uint64_t version, current, live[TRAINERS], spare[TRAINERS];
 	uint32_t bits;
@@ -75,6 +81,7 @@ struct model {
 	uint64_t random, now_ns, hub_incarnation;
 	uint32_t ranks_each, replicas, process_count;
 	bool faults, barrier, inplace, chain; /* chain: replica 0 forwards to replica 1 */
+	bool exchange; /* trainers write to each other before they write to rollouts */
 	enum mutant mutant;
 	struct progress progress;
 	struct process process[PROCESSES];
@@ -95,13 +102,18 @@ bool model_trainers_idle(const struct model *model);
 /* Every trainer pushes a new version; true if it ended well and every rank serves it. */
 bool model_last_push(struct model *model);
 
-/* ---- between progress_world.c and progress_fault_world.c */
+/* ---- among progress_world.c, progress_exchange_world.c and progress_fault_world.c */
 uint64_t model_draw(struct model *model);
 bool model_chance(struct model *model, uint32_t in_1000);
 void model_broke(struct model *model, const char *what);
 /* So many of a process' two NICs are in use. */
 void process_rails(struct process *process, uint32_t count);
 bool process_is_down(const struct model *model, const struct process *process);
+/* It joins the attempt: from now on others may write to it. */
+void trainer_join(struct model *model, struct process *trainer, uint64_t attempt);
+void armed_hear(struct model *model, struct process *trainer);
+bool maxima_are_here(struct model *model, const struct process *trainer);
+void maxima_write(struct model *model, struct process *trainer);
 void model_hub_start(struct model *model);
 void model_fault_step(struct model *model);
 void model_mutant_step(struct model *model);

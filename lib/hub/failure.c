@@ -99,27 +99,39 @@ void step_text(const struct progress *progress, const struct seat *seat, char te
 			 (unsigned long long)age_ms / 1000);
 }
 
-/* A trainer that has joined but stopped sending is to blame before the rank that waits for it. */
-static bool sender_late(struct progress *progress, const struct seat *rank)
+/* A trainer that stands still before all is sent; one that waits for another only where all do. */
+static const struct seat *sender_still(const struct progress *progress)
 {
+	const struct seat *still = NULL;
 	for (uint32_t i = 0; i < progress->options.trainer_count; i++) {
 		const struct seat *seat = &progress->seats[i];
-		struct ws_error why;
-		char name[MEMBER_NAME_BYTES], about[MEMBER_NAME_BYTES];
 		if (!seat_is_in(seat) || seat->up.sent >= progress->attempt ||
 		    progress->now_ns - seat->moved_ns <= progress->options.phase_ns)
 			continue;
-		member_name(seat->id, name);
-		member_name(rank->id, about);
-		ws_fail(&why, -ETIMEDOUT,
-			"%s hasn't sent all of version %llu and stands still for %.1f s; %s waits%s%s",
-			name, (unsigned long long)progress->version,
-			(double)(progress->now_ns - seat->moved_ns) / 1e9, about,
-			rank->up.waits[0] != 0 ? ": it " : "", rank->up.waits);
-		attempt_abort(progress, &why);
-		return true;
+		if (still == NULL || (still->up.waits[0] != 0 && seat->up.waits[0] == 0))
+			still = seat;
 	}
-	return false;
+	return still;
+}
+
+/* A trainer that has joined but stopped sending is to blame before the rank that waits for it. */
+static bool sender_late(struct progress *progress, const struct seat *rank)
+{
+	const struct seat *seat = sender_still(progress);
+	struct ws_error why;
+	char name[MEMBER_NAME_BYTES], about[MEMBER_NAME_BYTES];
+	if (seat == NULL)
+		return false;
+	member_name(seat->id, name);
+	member_name(rank->id, about);
+	ws_fail(&why, -ETIMEDOUT,
+		"%s hasn't sent all of version %llu and stands still for %.1f s%s%s; %s waits%s%s",
+		name, (unsigned long long)progress->version,
+		(double)(progress->now_ns - seat->moved_ns) / 1e9,
+		seat->up.waits[0] != 0 ? ": it " : "", seat->up.waits, about,
+		rank->up.waits[0] != 0 ? ": it " : "", rank->up.waits);
+	attempt_abort(progress, &why);
+	return true;
 }
 
 /* Deadlines: a rank that doesn't come to the state its word asks for takes its replica out. */

@@ -46,8 +46,8 @@ enum replica_word { WORD_NONE = 0, WORD_BEGIN, WORD_PAUSE, WORD_COMMIT, WORD_RES
  */
 struct hub;
 
-/* Which rollouts write to rollouts; trainers write to all.  Who may write to a rank hears its
- * ready, and says quiet before the rank closes what was written to it with. */
+/* Which rollouts write to rollouts; trainers write to all, also to each other.  Who may write to a
+ * rank hears its ready, and says quiet before the rank closes what was written to it with. */
 enum hub_forward {
 	HUB_FORWARD_NONE = 0,
 	HUB_FORWARD_INSIDE, /* the ranks of a replica to each other */
@@ -130,8 +130,8 @@ enum member_event_kind {
 			  generation */
 	MEMBER_PAIR,   /* a pair frame for generation from member `from` (request or answer) */
 	MEMBER_ALL_WIRED, /* every member of the generation is wired */
-	MEMBER_READY,	  /* who writes to it: rollout `from` is ready for attempt, with body.  At
-			   * a rollout it may come before its own BEGIN of that attempt */
+	MEMBER_READY,	  /* who writes to it: member `from` is ready for attempt, a rollout with
+			   * body.  At a rollout it may come before its own BEGIN of that attempt */
 	MEMBER_NEXT_GONE, /* rollouts in a chain: the replica that mine writes to was dropped */
 	MEMBER_WORD, /* rollouts: the hub's word to my replica, once my said state allows it: BEGIN,
 		      * PAUSE (I said LANDED), COMMIT (PAUSED), RESUME (LIVE), ABORT; trainers:
@@ -195,15 +195,16 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble);
 /* Rollouts: how many of the bytes received came from other rollouts.  In beats. */
 void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts);
-/* Rollouts: what this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline;
- * empty: nothing.  In beats. */
+/* What this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline; empty:
+ * nothing.  In beats. */
 #define MEMBER_WAITS_BYTES 192
 void member_say_waiting(struct member *member, const char *text);
 /* Rollouts: what a check of a version found; in beats, shown by status and by member_verified. */
 void member_say_verified(struct member *member, uint64_t version, uint64_t bytes,
 			 uint64_t different_bytes);
-/* Rollouts: ready, with a body for the trainers (buffer set, renewed keys).  Repeated until each
- * trainer's beat acknowledged it. */
+/* My memory may be written to in this attempt.  Rollouts: with a body for who writes (buffer set,
+ * renewed keys), repeated until each one's beat acknowledged it.  Trainers: only where others write
+ * to them, when they are armed; without a body, in beats. */
 int member_say_ready(struct member *member, uint64_t attempt, const void *body, uint32_t bytes,
 		     struct ws_error *err);
 /* A pair frame to another member (index in the roster); requests are repeated until the answer

@@ -213,6 +213,25 @@ static void rails_decode(struct member_rails *rails, struct reader *in)
 	}
 }
 
+/* One bit per member, and how many. */
+static void bits_encode(const uint8_t *bits, uint32_t count, struct writer *out)
+{
+	write_u32(out, count);
+	write_bytes(out, bits, (count + 7) / 8);
+}
+
+static uint32_t bits_decode(uint8_t *bits, struct reader *in)
+{
+	uint32_t count = read_u32(in);
+	if (count > HUB_MEMBERS_MAX)
+		in->failed = true;
+	const void *bytes = in->failed ? NULL : read_bytes(in, (count + 7) / 8);
+	if (bytes == NULL)
+		return 0;
+	memcpy(bits, bytes, (count + 7) / 8);
+	return count;
+}
+
 void beat_up_encode(const struct beat_up *beat, struct writer *out)
 {
 	const uint64_t numbers[] = {beat->sequence,
@@ -229,6 +248,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 				    beat->sent,
 				    beat->bytes,
 				    beat->from_rollouts,
+				    beat->armed,
 				    beat->ready_attempt,
 				    beat->attempt,
 				    beat->live_version,
@@ -239,8 +259,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 				    beat->failure_serial};
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		write_u64(out, numbers[i]);
-	write_u32(out, beat->ready_count);
-	write_bytes(out, beat->ready, (beat->ready_count + 7) / 8);
+	bits_encode(beat->ready, beat->ready_count, out);
 	write_u8(out, (uint8_t)beat->state);
 	write_u8(out, beat->describes);
 	write_text(out, beat->waits);
@@ -272,6 +291,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 				     &beat.sent,
 				     &beat.bytes,
 				     &beat.from_rollouts,
+				     &beat.armed,
 				     &beat.ready_attempt,
 				     &beat.attempt,
 				     &beat.live_version,
@@ -282,12 +302,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 				     &beat.failure_serial};
 	for (size_t i = 0; i < ARRAY_SIZE(numbers); i++)
 		*numbers[i] = read_u64(&in);
-	beat.ready_count = read_u32(&in);
-	if (beat.ready_count > HUB_MEMBERS_MAX)
-		in.failed = true;
-	const void *ready = in.failed ? NULL : read_bytes(&in, (beat.ready_count + 7) / 8);
-	if (ready != NULL)
-		memcpy(beat.ready, ready, (beat.ready_count + 7) / 8);
+	beat.ready_count = bits_decode(beat.ready, &in);
 	beat.state = (enum rank_state)read_enum(&in, RANK_BAD);
 	beat.describes = read_bool(&in);
 	read_text(&in, beat.waits, sizeof(beat.waits));
@@ -353,6 +368,7 @@ void beat_down_encode(const struct beat_down *beat, struct writer *out)
 	write_error(out, &beat->attempt_error);
 	write_error(out, &beat->waits);
 	write_error(out, &beat->word_error);
+	bits_encode(beat->armed, beat->armed_count, out);
 	write_text(out, beat->trouble);
 	write_u8(out, beat->has_views);
 	if (!beat->has_views)
@@ -392,6 +408,7 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	read_error(&in, &beat.attempt_error);
 	read_error(&in, &beat.waits);
 	read_error(&in, &beat.word_error);
+	beat.armed_count = bits_decode(beat.armed, &in);
 	read_text(&in, beat.trouble, sizeof(beat.trouble));
 	beat.has_views = read_bool(&in);
 	if (beat.has_views)

@@ -15,11 +15,26 @@
 
 _Static_assert(sizeof(struct member_rails) == 8 + 16 * NICS_MAX, "it has no padding");
 
-#define HUB_PROTOCOL	     3
+#define HUB_PROTOCOL	     4
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
 #define RULES_BYTES_MAX	     (1u << 20)
 #define JOIN_NICS_BYTES	     512
 #define READY_BODY_BYTES_MAX (4u << 20)
+
+static inline bool bit_get(const uint8_t *bits, uint32_t index)
+{
+	return (bits[index / 8] >> (index % 8) & 1) != 0;
+}
+
+static inline void bit_set(uint8_t *bits, uint32_t index)
+{
+	bits[index / 8] = (uint8_t)(bits[index / 8] | 1u << (index % 8));
+}
+
+static inline void bit_clear(uint8_t *bits, uint32_t index)
+{
+	bits[index / 8] = (uint8_t)(bits[index / 8] & ~(1u << (index % 8)));
+}
 
 enum hub_frame {
 	/* from members */
@@ -102,6 +117,7 @@ struct beat_up {
 	/* trainers */
 	uint64_t want, want_attempt; /* version; the attempt it was spent on, 0: none yet */
 	uint64_t joined, sent;	     /* attempts */
+	uint64_t armed;		     /* attempt in which other trainers may write here; 0: none */
 	uint64_t bytes;		     /* sent, or received */
 	struct member_rails rails;
 	char trouble[MEMBER_TROUBLE_BYTES]; /* of the NICs that aren't in use; or empty */
@@ -153,6 +169,9 @@ struct beat_down {
 	enum replica_word word;
 	uint64_t word_attempt;
 	struct ws_error word_error;
+	/* Trainers: bit i: trainer i may be written to in attempt. */
+	uint32_t armed_count;
+	uint8_t armed[HUB_MEMBERS_MAX / 8];
 	char trouble[MEMBER_TROUBLE_BYTES]; /* trainers: whose NICs are out of use; or empty */
 	bool next_gone;			    /* rollouts: of the replica behind mine in a chain */
 	uint64_t view_serial;

@@ -138,7 +138,7 @@ static void ready_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 		uint32_t i = n < trainers ? n : first + n - trainers;
 		const struct beat_up *up = &progress->seats[i].up;
 		bool has = up->ready_attempt == progress->attempt && bit < up->ready_count &&
-			   (up->ready[bit / 8] >> (bit % 8) & 1) != 0;
+			   bit_get(up->ready, bit);
 		if (has || i == number || !seat_is_in(&progress->seats[i]))
 			continue;
 		struct passage ready = {.generation = progress->generation,

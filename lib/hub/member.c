@@ -198,6 +198,33 @@ static bool begin_event(struct member *member, struct member_event *event_out)
 	return true;
 }
 
+/* Other trainers that are ready in an attempt whose begin was yielded, one by one. */
+static bool armed_event(struct member *member, struct member_event *event_out)
+{
+	const struct beat_down *down = &member->down;
+	if (down->attempt != member->up.attempt_seen || down->in != member->incarnation ||
+	    down->attempt_generation != member->roster.generation)
+		return false;
+	if (member->armed_attempt != down->attempt) {
+		memset(member->armed_told, 0, sizeof(member->armed_told));
+		member->armed_attempt = down->attempt;
+	}
+	uint32_t count = MIN(down->armed_count, member->roster.trainer_count);
+	for (uint32_t i = 0; i < count; i++) {
+		if (!bit_get(down->armed, i) || bit_get(member->armed_told, i))
+			continue;
+		bit_set(member->armed_told, i);
+		if (i == member->self)
+			continue;
+		*event_out = (struct member_event){.kind = MEMBER_READY,
+						   .generation = down->attempt_generation,
+						   .attempt = down->attempt,
+						   .from = i};
+		return true;
+	}
+	return false;
+}
+
 static bool state_event(struct member *member, struct member_event *event_out)
 {
 	const struct beat_down *down = &member->down;
@@ -227,7 +254,7 @@ static bool state_event(struct member *member, struct member_event *event_out)
 	}
 	if (member->options.role == ROLE_ROLLOUT)
 		return word_event(member, event_out);
-	if (begin_event(member, event_out))
+	if (begin_event(member, event_out) || armed_event(member, event_out))
 		return true;
 	if (member->views_due) {
 		member->views_due = false;

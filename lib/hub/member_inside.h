@@ -41,6 +41,8 @@ struct member {
 	uint64_t quiet_told, wired_told, next_gone_told;
 	enum replica_word word_told;
 	uint64_t word_told_attempt, begun;
+	uint64_t armed_attempt;			 /* trainers: the one that armed_told is of */
+	uint8_t armed_told[HUB_MEMBERS_MAX / 8]; /* whose ready was yielded */
 
 	/* roster */
 	struct arena roster_arena;
@@ -72,21 +74,6 @@ struct member {
 	bool views_due;
 	bool dirty;
 };
-
-static inline bool bit_get(const uint8_t *bits, uint32_t index)
-{
-	return (bits[index / 8] >> (index % 8) & 1) != 0;
-}
-
-static inline void bit_set(uint8_t *bits, uint32_t index)
-{
-	bits[index / 8] = (uint8_t)(bits[index / 8] | 1u << (index % 8));
-}
-
-static inline void bit_clear(uint8_t *bits, uint32_t index)
-{
-	bits[index / 8] = (uint8_t)(bits[index / 8] & ~(1u << (index % 8)));
-}
 
 /* member_say.c */
 void member_send_due(struct member *member, uint64_t now_ns);

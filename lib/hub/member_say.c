@@ -225,6 +225,11 @@ void member_say_verified(struct member *member, uint64_t version, uint64_t bytes
 int member_say_ready(struct member *member, uint64_t attempt, const void *body, uint32_t bytes,
 		     struct ws_error *err)
 {
+	if (member->options.role == ROLE_TRAINER) {
+		member->dirty = member->dirty || member->up.armed != attempt;
+		member->up.armed = attempt;
+		return 0;
+	}
 	if (bytes > READY_BODY_BYTES_MAX)
 		return ws_fail(err, -ENOSPC, "a ready frame of %u bytes is above %u", bytes,
 			       READY_BODY_BYTES_MAX);
@@ -300,7 +305,7 @@ void member_renew(struct member *member, uint64_t above)
 	member->incarnation = MAX(member->incarnation, above) + 1;
 	up->state = RANK_IDLE;
 	up->describes = false;
-	up->quiet = up->wired = 0;
+	up->quiet = up->wired = up->armed = 0;
 	up->generation = 0;
 	up->failure_serial = 0;
 	member->ready_attempt = member->down.ready_attempt = member->down.failure_serial = 0;

@@ -203,7 +203,7 @@ bool progress_hear(struct progress *progress, uint64_t id, uint64_t incarnation,
 		progress->view_serial++;
 	if (stepped || !rails_same(&seat->up.rails, &beat->rails) || seat->up.want != beat->want ||
 	    seat->up.wired != beat->wired || seat->up.quiet != beat->quiet ||
-	    seat->up.generation != beat->generation)
+	    seat->up.armed != beat->armed || seat->up.generation != beat->generation)
 		progress->changed = true;
 	seat->heard = true;
 	seat->up = *beat;

@@ -84,6 +84,19 @@ static void verified_add(struct beat_down *beat, const struct beat_up *up)
 	at->different += up->verified_different;
 }
 
+/* Which trainers may be written to by others in the attempt that is open. */
+static void armed_say(const struct progress *progress, struct beat_down *beat)
+{
+	if (progress->over)
+		return;
+	beat->armed_count = progress->options.trainer_count;
+	for (uint32_t i = 0; i < beat->armed_count; i++) {
+		const struct seat *seat = &progress->seats[i];
+		if (seat_is_in(seat) && seat->up.armed == progress->attempt)
+			bit_set(beat->armed, i);
+	}
+}
+
 static void trainer_say(struct progress *progress, const struct seat *seat,
 			struct replica_view *views, struct beat_down *beat)
 {
@@ -99,6 +112,7 @@ static void trainer_say(struct progress *progress, const struct seat *seat,
 	}
 	if (!beat->over)
 		beat->attempt_error = (struct ws_error){0};
+	armed_say(progress, beat);
 	beat->view_serial = progress->view_serial;
 	/* A view is of the replicas in the roster that it knows. */
 	if (seat->up.view_seen == progress->view_serial || views == NULL ||
