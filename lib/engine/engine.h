@@ -6,14 +6,15 @@
  *   sends     wait for a credit (or for nothing), gather into staging (or not), write, op by op
  *   receives  count immediates against a threshold, check a digest (or not), scatter out of a
  *             ring slot (or not), give a credit (or not)
+ *   locals    work on my own memory that sends wait for: no bytes travel
  *
  * Life: engine_open; regions; peers (open, connect); engine_set_program; then per attempt:
  * engine_arm, engine_peer_ready for each receiver that may be written to, engine_step until
  * engine_progress says done, engine_end.  A new wiring: engine_fence until 0, then peers again.
  *
- * Threads: all calls from one thread (the side's I/O thread).  Gathering, scattering and hashing
- * run on the engine's own stage thread, joined by two single-producer rings.  After engine_arm
- * nothing allocates, locks or blocks.
+ * Threads: all calls from one thread (the side's I/O thread).  Locals, gathering, scattering and
+ * hashing run on the engine's own stage thread, joined by two single-producer rings.  After
+ * engine_arm nothing allocates, locks or blocks.
  */
 #ifndef ENGINE_H
 #define ENGINE_H
@@ -131,8 +132,8 @@ void engine_peer_abandon(struct engine *engine, struct engine_peer *peer);
 /* ---- program.c: one update's sends and receives.  Arrays are borrowed until the next
  * engine_set_program; a side may change remote_region/remote_offset between attempts. */
 struct gather_move {
-	struct move move;     /* dst is ignored; its dst_stride[] is row-major contiguous in `to`
-				 elements */
+	struct move move;     /* of any kind but MAXIMA and RAISE.  dst is ignored; its dst_stride[]
+				 is row-major contiguous in `to` elements */
 	uint64_t wire_offset; /* where its first byte goes in the copy; multiple of 16 */
 };
 
@@ -175,7 +176,7 @@ struct receive {
 	const struct span *spans; /* where they land; only digests look there */
 	uint32_t span_count;
 	uint32_t digest_op_id;	  /* UINT32_MAX: no digest */
-	const struct move *moves; /* scatter, when all is there; may be none */
+	const struct move *moves; /* scatter, when all is there; of any kind; may be none */
 	uint32_t move_count;
 	uint32_t credit_op_id; /* the peer's op id to write back then; UINT32_MAX: none */
 	uint32_t tag;	       /* the side's: comes back in events (which bucket) */
@@ -190,6 +191,14 @@ struct op_range {
 };
 #define OP_IS_CREDIT UINT32_MAX
 
+/* Moves that are done at the beginning of an attempt, one local after the other, whether or not a
+ * peer is ready. */
+struct local {
+	const struct move *moves; /* of any kind: MAXIMA above all */
+	uint32_t move_count;
+	uint32_t gates[2]; /* that it holds shut until it is done; 0: none */
+};
+
 struct engine_program {
 	const struct send *sends; /* in the order to process; per peer this order holds */
 	uint32_t send_count;
@@ -201,6 +210,12 @@ struct engine_program {
 	uint32_t range_count;
 	uint32_t op_id_count; /* op ids are below it */
 	uint32_t gate_count;  /* gates are numbered from 1 to this */
+	const struct local *locals;
+	uint32_t local_count;
+	/* Where MAXIMA and RAISE raise and QUANTIZE looks: every attempt begins with zeroes there.
+	 * Borrowed likewise; only the stage thread touches it while an attempt is open. */
+	void *tables;
+	uint64_t tables_bytes;
 };
 
 /* Sizes everything that an attempt needs.  Before any attempt or between two. */
@@ -266,7 +281,10 @@ struct engine_progress {
 	bool all_sent; /* ENGINE_SENDS_DONE was told, or there is nothing to send */
 	uint64_t bytes_sent, bytes_received;
 	uint64_t staging_high_bytes; /* most staging in use at once */
-	uint64_t gather_ns, post_ns; /* stage thread's time; first post to last SENT */
+	uint64_t gather_ns;	     /* stage thread's time with CAST, and with hashing */
+	uint64_t quantize_ns;	     /* and with locals and moves of other kinds */
+	uint64_t gated_ns;	     /* in which some gate was held shut by receives alone */
+	uint64_t post_ns;	     /* first post to last SENT */
 	uint64_t first_imm_ns, last_imm_ns;
 };
 void engine_progress(const struct engine *engine, struct engine_progress *progress_out);
