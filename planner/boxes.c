@@ -125,8 +125,12 @@ int boxes_put(struct planning *planning, const struct ends *ends, const struct b
 				       .from = source->dtype,
 				       .to = target->dtype};
 	const struct param_rule *rule = manifest_rule(planning->plan->input.rollout, target->rule);
-	raw->part.scale = ends->scale;
-	raw->part.quantized = source->dtype != target->dtype && rule->quant != NULL;
+	if (ends->scale)
+		raw->part.kind = PART_SCALES;
+	else if (source->dtype != target->dtype && rule->quant != NULL)
+		raw->part.kind = PART_CODES;
+	if (raw->part.kind != PART_CAST)
+		raw->part.scheme = manifest_scheme(planning->plan->input.rollout, target->rule);
 	raw->rules = (struct part_rules){source->rule, target->rule, source->each, target->each};
 	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
 	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);

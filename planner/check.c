@@ -87,24 +87,23 @@ static const char *dtypes_fault(const struct plan_part *part, const struct peer 
 
 	if (part->to != dst->dtype)
 		return "its dtype isn't the target's";
-	if (part->scale)
+	if (part->kind == PART_SCALES)
 		return scheme != NULL && rule->is_scale && part->from == part->to &&
 				       is_float(src->dtype) &&
-				       manifest_side(from->manifest) == SIDE_TRAINER &&
-				       !part->quantized
+				       manifest_side(from->manifest) == SIDE_TRAINER
 			       ? NULL
 			       : "it brings a scale that nobody makes";
 	if (part->from != src->dtype)
 		return "its dtype isn't the source's";
 	if (part->from == part->to)
-		return part->quantized ? "it quantizes what needn't be" : NULL;
+		return part->kind != PART_CAST ? "it quantizes what needn't be" : NULL;
 	if (!is_float(part->from))
 		return "its dtype can't be cast";
 	if (scheme != NULL && !rule->is_scale)
-		return part->quantized && part->to == scheme->code
+		return part->kind == PART_CODES && part->to == scheme->code
 			       ? NULL
 			       : "its codes aren't the scheme's";
-	if (part->quantized || !manifest_casts(to->manifest, part->from, part->to))
+	if (part->kind != PART_CAST || !manifest_casts(to->manifest, part->from, part->to))
 		return "its cast isn't declared";
 	return NULL;
 }
@@ -129,7 +128,7 @@ static const char *part_fault(const struct plan_part *part, const struct part_ru
 	for (uint32_t d = 0; d < part->dim_count; d++)
 		if (part->extent[d] == 0 || part->extent[d] > MAX(dst->form->element_count, 1))
 			return "its box isn't of the param's size";
-	if (!part->scale &&
+	if (part->kind != PART_SCALES &&
 	    !inside(part, part->src_offset, part->src_stride, part->from, src->bytes))
 		return "it reads outside the sender's param";
 	if (!inside(part, part->dst_offset, part->dst_stride, part->to, dst->bytes))
@@ -235,7 +234,7 @@ static int check_once(struct part_check *check, const struct plan_part *part,
 		rc = check_spot(checking, &check->target, check->to, part->dst_param);
 	struct made_scale made;
 	struct spot_param *source = &check->source;
-	if (rc == 0 && part->scale) {
+	if (rc == 0 && part->kind == PART_SCALES) {
 		fault = check_scale_source(part, &check->target, &made);
 		source = &made.spot;
 		if (fault == NULL &&
@@ -245,7 +244,7 @@ static int check_once(struct part_check *check, const struct plan_part *part,
 	if (rc == 0 && fault == NULL)
 		rc = follow_part(checking, check->member, &check->at->state->pair, part, source,
 				 &check->target, check->why, sizeof(check->why));
-	if (rc == 0 && fault == NULL && part->scale)
+	if (rc == 0 && fault == NULL && part->kind == PART_SCALES)
 		fault = check_scale_holder(part, &made, &check->source);
 	if (fault != NULL)
 		rc = 1;
@@ -297,7 +296,7 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 			tell(checking, at, "wire",
 			     "its parts aren't one behind the other on the wire");
 		wire = part->wire_offset + wire_bytes(part);
-		gather = gather || part->from != part->to || part->scale ||
+		gather = gather || part->from != part->to || part->kind == PART_SCALES ||
 			 !packed(part, part->src_stride, part->from);
 		if (copy->ring < 0 && !packed(part, part->dst_stride, part->to))
 			tell(checking, at, "wire",

@@ -313,7 +313,29 @@ static inline uint64_t ws_op_count(uint64_t bytes, uint64_t op_bytes)
 	return (bytes + op_bytes - 1) / op_bytes;
 }
 
-/* One box of a copy.  Strides and offsets in bytes of the local params. */
+/* What becomes of a part's elements on the way. */
+enum part_kind {
+	PART_CAST = 0, /* the same elements, perhaps of another dtype */
+	PART_CODES,    /* a scheme's codes of the param's elements, by the maxima of their blocks */
+	PART_SCALES,   /* a scheme's scales of src_param, made of maxima */
+	PART_MAXIMA    /* maxima that a trainer tells another one */
+};
+
+/*
+ * Which block each element of a box lies in: element i of dim d in block (first[d] + i) / each[d],
+ * and that block's entry in the trainer's tables is sum(block * stride[d]) entries (of
+ * WS_U32) behind table_offset bytes.
+ */
+struct plan_blocks {
+	uint64_t each[BOX_DIM_MAX]; /* >= 1 */
+	uint64_t first[BOX_DIM_MAX];
+	int64_t stride[BOX_DIM_MAX];
+	uint64_t table_offset;
+};
+
+/* One box of a copy.  Strides and offsets in bytes of the local params; at the source of
+ * PART_SCALES and PART_MAXIMA in bytes of the sender's tables (entries are WS_U32), at the target
+ * of PART_MAXIMA in bytes of the receiver's. */
 struct plan_part {
 	uint32_t src_param, dst_param; /* numbers in the sender's and the receiver's rank_params */
 	uint32_t dim_count;
@@ -322,26 +344,29 @@ struct plan_part {
 	uint64_t src_offset, dst_offset;
 	int64_t src_stride[BOX_DIM_MAX], dst_stride[BOX_DIM_MAX];
 	enum ws_dtype from, to; /* the wire carries `to` */
-	bool quantized;		/* `to` is a scheme's codes of src_param's elements */
-	bool scale; /* a scheme's scales of src_param: src_offset and src_stride are in the
-		     * weight's whole canonical scale tensor, row-major */
-	uint64_t wire_offset; /* in the copy; multiple of 16; row-major by extent[] */
+	enum part_kind kind;
+	const struct quant_scheme *scheme; /* of PART_CODES and PART_SCALES; else NULL */
+	struct plan_blocks blocks;	   /* of PART_CODES, by the part's dims */
+	uint64_t wire_offset;		   /* in the copy; multiple of 16; row-major by extent[] */
 };
 
 /* One contiguous write of a sender to a receiver, cut into ops by op_bytes. */
 struct plan_copy {
 	uint32_t bucket;
-	uint32_t sender, receiver;     /* member indexes */
-	uint64_t bytes;		       /* on the wire; > 0 */
-	uint64_t first_op;	       /* in this pair: 0.. */
-	uint32_t op_count;	       /* ws_op_count(bytes, op_bytes) */
-	uint32_t counter;	       /* in this pair: which counter its ops feed */
-	bool gather;		       /* bytes aren't one contiguous, uncast run at the source */
-	int64_t ring;		       /* -1: lands straight in parts[0].dst_param at dst_offset;
-					* else the number of this ring copy in this pair: it lands in
-					* slot ring % slot_count and is unpacked part by part; from
-					* ring >= slot_count on, credit ring - slot_count comes first */
-	uint32_t part_count;	       /* 1 unless packed into the ring */
+	uint32_t sender, receiver; /* member indexes */
+	uint64_t bytes;		   /* on the wire; > 0 */
+	uint64_t first_op;	   /* in this pair: 0.. */
+	uint32_t op_count;	   /* ws_op_count(bytes, op_bytes) */
+	uint32_t counter;	   /* in this pair: which counter its ops feed */
+	bool gather;		   /* bytes aren't one contiguous, uncast run at the source */
+	uint64_t inbox_offset; /* of maxima: where it lands in what the receiver keeps for the pair
+				*/
+	int64_t ring;	       /* -1: lands straight in parts[0].dst_param at dst_offset (of
+				* maxima: in the inbox, and raises tables part by part);
+				* else the number of this ring copy in this pair: it lands in
+				* slot ring % slot_count and is unpacked part by part; from
+				* ring >= slot_count on, credit ring - slot_count comes first */
+	uint32_t part_count;   /* 1 unless packed into the ring, or of maxima */
 	const struct plan_part *parts; /* valid until the next call with any cursor of this plan */
 };
 
@@ -360,10 +385,16 @@ struct plan_counter {
  * The copies of bucket b of a rollout wait for all counters of bucket b of those pairs to it
  * that feed; such a pair's sender is a trainer or of an earlier replica, so nobody waits in a
  * circle.
+ *
+ * Where weights are quantized on the way, trainers send each other the maxima of blocks that
+ * several of them hold parts of: one packed copy per pair and bucket, all of PART_MAXIMA, in a
+ * stretch of its own at the receiver, its inbox.  What a trainer sends of bucket b's codes and
+ * scales waits for its locals of b and for all counters of b of the pairs to it.
  */
 struct plan_pair {
 	uint32_t sender, receiver;
-	bool feeds; /* the receiver forwards of what it brings */
+	bool feeds;	      /* the receiver forwards of what it brings */
+	uint64_t inbox_bytes; /* between trainers: what the receiver keeps for the pair; else 0 */
 	uint64_t bytes;
 	uint64_t data_op_count; /* ops of copies: ids 0..; with wire_digests the op of counter c is
 				 * data_op_count + c */
@@ -441,6 +472,24 @@ bool plan_next_send(const struct plan *plan, struct plan_cursor *cursor,
 /* What self receives, by sender, then in that pair's op order. */
 bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
 		       struct plan_copy *copy_out);
+
+/* A box of a trainer's own param whose blocks' maxima it finds before it sends anything of the
+ * bucket: it raises their entries in its tables. */
+struct plan_local {
+	uint32_t bucket, param;
+	uint32_t dim_count;
+	uint64_t extent[BOX_DIM_MAX];
+	uint64_t src_offset; /* in bytes of the param, as the strides */
+	int64_t src_stride[BOX_DIM_MAX];
+	enum ws_dtype from;
+	struct plan_blocks blocks;
+};
+
+/* Self's locals by bucket; the cursor is as above. */
+bool plan_next_local(const struct plan *plan, struct plan_cursor *cursor,
+		     struct plan_local *local_out);
+/* Of all of self's tables together; 0 where it quantizes nothing. */
+uint64_t plan_tables_bytes(const struct plan *plan);
 
 /*
  * check.c: not the code that planned.  Walks a member's copies against an interval account of

@@ -75,7 +75,7 @@ void shape_normalize(struct raw *raw)
 		part->extent[d] = 0;
 		part->src_stride[d] = part->dst_stride[d] = 0;
 	}
-	raw->cast = part->from != part->to || part->scale;
+	raw->cast = part->from != part->to || part->kind == PART_SCALES;
 	raw->source_dense = dense(part->src_stride, part, (uint64_t)from_bytes);
 	raw->target_dense = dense(part->dst_stride, part, (uint64_t)to_bytes);
 }
@@ -286,7 +286,7 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 
 static bool part_gathers(const struct plan_part *part)
 {
-	return part->from != part->to || part->scale ||
+	return part->from != part->to || part->kind == PART_SCALES ||
 	       !dense(part->src_stride, part, ws_dtype_bytes(part->from));
 }
 

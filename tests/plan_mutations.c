@@ -44,8 +44,7 @@ static void part_fields(struct fields *fields, struct plan_part *part, struct pa
 	FIELD(fields, part, dst_offset);
 	FIELD(fields, part, from);
 	FIELD(fields, part, to);
-	FIELD(fields, part, quantized);
-	FIELD(fields, part, scale);
+	FIELD(fields, part, kind);
 	FIELD(fields, part, wire_offset);
 	for (uint32_t d = 0; d < part->dim_count; d++) {
 		FIELD(fields, part, extent[d]);

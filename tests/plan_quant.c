@@ -63,12 +63,13 @@ START_TEST(codes_come_from_every_holder_and_each_scale_from_one)
 		ck_assert(copy.gather);
 		for (uint32_t i = 0; i < copy.part_count; i++) {
 			const struct plan_part *part = &copy.parts[i];
-			ck_assert(part->scale != part->quantized);
-			ck_assert_int_eq(part->to, part->scale ? WS_F32 : WS_F8_E4M3);
-			ck_assert_uint_eq(part->dst_param, part->scale ? 1 : 0);
+			bool scale = part->kind == PART_SCALES;
+			ck_assert(scale || part->kind == PART_CODES);
+			ck_assert_int_eq(part->to, scale ? WS_F32 : WS_F8_E4M3);
+			ck_assert_uint_eq(part->dst_param, scale ? 1 : 0);
 			/* the canonical scale lies as the target's does */
-			ck_assert(!part->scale || part->src_offset == part->dst_offset);
-			scale_bytes += part->scale ? part->extent[0] * 4 : 0;
+			ck_assert(!scale || part->src_offset == part->dst_offset);
+			scale_bytes += scale ? part->extent[0] * 4 : 0;
 		}
 	}
 	ck_assert_uint_eq(scale_bytes, 5 * 2 * 4);
@@ -102,7 +103,7 @@ START_TEST(a_scale_from_who_holds_nothing_of_its_block_is_seen)
 		struct stored_copy *copy = plan_stored_copy(plan, i);
 		for (uint32_t p = 0; p < copy->part_count; p++) {
 			struct plan_part *part = plan_stored_part(plan, copy, p);
-			if (!part->scale)
+			if (part->kind != PART_SCALES)
 				continue;
 			/* to another block at both ends */
 			uint64_t src = part->src_offset, dst = part->dst_offset;
