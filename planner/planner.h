@@ -346,7 +346,7 @@ struct plan_part {
 	enum ws_dtype from, to; /* the wire carries `to` */
 	enum part_kind kind;
 	const struct quant_scheme *scheme; /* of PART_CODES and PART_SCALES; else NULL */
-	struct plan_blocks blocks;	   /* of PART_CODES, by the part's dims */
+	const struct plan_blocks *blocks;  /* of PART_CODES, by the part's dims; else NULL */
 	uint64_t wire_offset;		   /* in the copy; multiple of 16; row-major by extent[] */
 };
 
