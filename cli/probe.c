@@ -111,8 +111,7 @@ static int step(struct probe *probe, struct doctor *doctor, uint32_t from, uint3
 
 	if (probe->rank == from || probe->rank == to) {
 		struct wire *wire = wire_at(probe, probe->rank == from ? to : from, rail);
-		wire->until_ns = deadline_in_ms(probe->options.step_ms);
-		wire->imm_count = 0;
+		wire_begin(wire, probe->rank == to, deadline_in_ms(probe->options.step_ms));
 		rc = probe->rank == from ? wire_probe(wire, seed, &result, &why)
 					 : wire_answer(wire, seed, &why);
 		if (probe->rank == to)

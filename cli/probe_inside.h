@@ -54,6 +54,8 @@ struct wire {
 	uint8_t *memory;
 	uint64_t remote_key, remote_base; /* of the other's memory */
 	uint64_t until_ns;
+	uint32_t step; /* the id of this step's ops: the end of an earlier one's isn't counted */
+	bool answers;  /* in this step the other end writes, and this one answers */
 	uint32_t in_flight;
 	uint32_t imms[64], imm_count; /* arrived and not yet looked at, oldest first */
 };
@@ -117,6 +119,8 @@ const char *probe_pair_name(const struct probe *probe, uint32_t from, uint32_t t
 int probe_by_value(const void *a, const void *b);
 
 /* ---- probe_write.c: one rank's part of a step; each ends by the wire's until_ns. */
+/* Before each step: what an earlier one that failed has left under way is forgotten. */
+void wire_begin(struct wire *wire, bool answers, uint64_t until_ns);
 /* Writes to the other end and fills *result; the other calls wire_answer meanwhile, with the same
  * seed, after wire_clear. */
 int wire_probe(struct wire *wire, uint64_t seed, struct pair_result *result, struct ws_error *err);

@@ -43,7 +43,33 @@ enum {
 	IMM_DONE = 0x15000000,
 	IMM_GOOD = 0x16000000,
 	IMM_BAD = 0x17000000,
+	IMM_CROWD = 0x18000000,
 };
+
+void wire_begin(struct wire *wire, bool answers, uint64_t until_ns)
+{
+	wire->step++;
+	wire->answers = answers;
+	wire->until_ns = until_ns;
+	wire->in_flight = wire->imm_count = 0;
+}
+
+/* Whether only the end that answers sends it, or only the end that writes.  What is neither is
+ * for whoever expects something else. */
+static bool is_answer(uint32_t imm)
+{
+	return imm == IMM_PONG || imm == IMM_DONE || imm == IMM_GOOD || imm == IMM_BAD;
+}
+
+static bool is_written(uint32_t imm)
+{
+	bool known = imm == IMM_PING || imm == IMM_DATA || imm == IMM_CROWD ||
+		     (imm & 0xff000000) == IMM_END;
+
+	for (uint32_t i = 0; i < PROBE_SIZE_COUNT; i++)
+		known |= imm == sizes[i].imm;
+	return known;
+}
 
 static int op_failed(const struct wire *wire, const struct event *event, struct ws_error *err)
 {
@@ -52,7 +78,8 @@ static int op_failed(const struct wire *wire, const struct event *event, struct 
 		       wire->nic->trouble[0] != '\0' ? "; " : "", wire->nic->trouble);
 }
 
-/* Takes events of the wire's NIC; what isn't the wire's is an earlier step's and is dropped. */
+/* Takes events of the wire's NIC; what isn't of the wire or of this step is an earlier step's and
+ * is dropped. */
 static int wire_poll(struct wire *wire, struct ws_error *err)
 {
 	struct event events[EVENTS_EACH];
@@ -64,7 +91,10 @@ static int wire_poll(struct wire *wire, struct ws_error *err)
 			       wire->nic->trouble[0] != '\0' ? wire->nic->trouble
 							     : strerror(-count));
 	for (int i = 0; i < count; i++) {
+		bool ended = events[i].kind == EVENT_SENT || events[i].kind == EVENT_FAILED;
 		if (events[i].peer != NULL && events[i].peer != wire->peer)
+			continue;
+		if (ended && events[i].id != wire->step)
 			continue;
 		switch (events[i].kind) {
 		case EVENT_SENT:
@@ -76,6 +106,8 @@ static int wire_poll(struct wire *wire, struct ws_error *err)
 				rc = op_failed(wire, &events[i], err);
 			break;
 		case EVENT_IMM:
+			if (wire->answers ? is_answer(events[i].imm) : is_written(events[i].imm))
+				break;
 			if (wire->imm_count < ARRAY_SIZE(wire->imms))
 				wire->imms[wire->imm_count++] = events[i].imm;
 			break;
@@ -113,7 +145,7 @@ static int wire_post(struct wire *wire, uint64_t offset, uint64_t bytes, uint32_
 		.remote = wire->remote_base + HALF + offset,
 		.remote_key = wire->remote_key,
 		.bytes = bytes,
-		.id = imm,
+		.id = wire->step,
 		.imm = imm,
 	};
 	int taken = 0, rc = 0;
@@ -358,11 +390,12 @@ static int crowd_poll(struct wire **wires, uint32_t wire_count, struct nic *nic,
 			       nic->trouble[0] != '\0' ? nic->trouble : strerror(-count));
 	for (int i = 0; i < count; i++) {
 		struct wire *wire = wire_of(wires, wire_count, events[i].peer);
-		*imms += events[i].kind == EVENT_IMM && events[i].imm == IMM_DATA;
+		*imms += events[i].kind == EVENT_IMM && events[i].imm == IMM_CROWD;
 		bool ended = events[i].kind == EVENT_SENT || events[i].kind == EVENT_FAILED;
-		if (ended && wire != NULL)
-			wire->in_flight--;
-		if (rc == 0 && events[i].kind == EVENT_FAILED && wire != NULL)
+		if (!ended || wire == NULL || events[i].id != wire->step)
+			continue;
+		wire->in_flight--;
+		if (rc == 0 && events[i].kind == EVENT_FAILED)
 			rc = op_failed(wire, &events[i], err);
 	}
 	return rc != 0 ? rc : count;
@@ -377,7 +410,8 @@ static int crowd_post(struct wire *wire, uint32_t *left, struct ws_error *err)
 			      .remote = wire->remote_base + HALF + OP_BYTES,
 			      .remote_key = wire->remote_key,
 			      .bytes = MIN(OP_BYTES, wire->nic->op_bytes_max),
-			      .imm = IMM_DATA};
+			      .id = wire->step,
+			      .imm = IMM_CROWD};
 
 	if (*left == 0 || wire->in_flight >= MIN(DEPTH, wire->nic->ops_in_flight_max))
 		return 0;
@@ -400,8 +434,10 @@ int wires_crowd(struct wire **wires, uint32_t wire_count, uint32_t ops_each, str
 
 	if (left == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u wires", wire_count);
-	for (uint32_t i = 0; i < wire_count; i++)
+	for (uint32_t i = 0; i < wire_count; i++) {
+		wire_begin(wires[i], false, until_ns);
 		left[i] = ops_each;
+	}
 	while (rc == 0 && (imms < imm_count || busy > 0)) {
 		int moved = 0;
 		busy = 0;
