@@ -5,6 +5,7 @@
  * The variables are those that the launchers document: Open MPI's OMPI_COMM_WORLD_*, Slurm's
  * SLURM_PROCID and SLURM_NTASKS, torchrun's RANK and WORLD_SIZE.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 
 struct launcher {
 	const char *name, *rank, *world, *local_rank, *local_ranks;
+	const char *node;   /* local_ranks lists them by node, and this is which; or NULL */
 	const char *job[3]; /* the first that is set names the job */
 };
 
@@ -28,18 +30,21 @@ static const struct launcher launchers[] = {
 	 "OMPI_COMM_WORLD_SIZE",
 	 "OMPI_COMM_WORLD_LOCAL_RANK",
 	 "OMPI_COMM_WORLD_LOCAL_SIZE",
+	 NULL,
 	 {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"}},
 	{"torchrun",
 	 "RANK",
 	 "WORLD_SIZE",
 	 "LOCAL_RANK",
 	 "LOCAL_WORLD_SIZE",
+	 NULL,
 	 {"TORCHELASTIC_RUN_ID", "MASTER_PORT", NULL}},
 	{"Slurm",
 	 "SLURM_PROCID",
 	 "SLURM_NTASKS",
 	 "SLURM_LOCALID",
 	 "SLURM_STEP_TASKS_PER_NODE",
+	 "SLURM_NODEID",
 	 {"SLURM_JOB_ID", NULL, NULL}},
 };
 
@@ -124,16 +129,58 @@ static int launch_from_environment(struct launch *launch, struct ws_error *err)
 	return 0;
 }
 
-/* A number that may be followed by more: Slurm writes "8(x2),4", the most first. */
+static bool read_number(const char **text, uint32_t *value_out)
+{
+	char *end = NULL;
+	unsigned long value = strtoul(*text, &end, 10);
+	bool read = isdigit((unsigned char)**text) && value <= RANKS_MAX;
+
+	*value_out = read ? (uint32_t)value : 0;
+	*text = end;
+	return read;
+}
+
+/* "8(x2),4": 8 on nodes 0 and 1, 4 on node 2.  Without a number of the node all must have as many.
+ */
+static bool read_by_node(const char *text, const uint32_t *node, uint32_t *value_out)
+{
+	uint32_t first = 0, count = 0, times = 0, entries = 0;
+	bool found = false;
+
+	do {
+		times = 1;
+		if (!read_number(&text, &count))
+			return false;
+		if (strncmp(text, "(x", 2) == 0) {
+			text += 2;
+			if (!read_number(&text, &times) || *text++ != ')')
+				return false;
+		}
+		if (node == NULL ? entries == 0 : *node >= first && *node - first < times) {
+			*value_out = count;
+			found = true;
+		}
+		first += times;
+		entries++;
+	} while (*text++ == ',');
+	return found && text[-1] == '\0' && (node != NULL || entries == 1);
+}
+
 static bool read_local(const char *name, uint32_t *value_out)
 {
 	const char *text = getenv(name);
-	char *end = NULL;
-	unsigned long value = text != NULL ? strtoul(text, &end, 10) : 0;
-	bool read = text != NULL && end != text && text[0] != '-' && value <= RANKS_MAX;
 
-	*value_out = read ? (uint32_t)value : 0;
-	return read;
+	return text != NULL && read_number(&text, value_out) && *text == '\0';
+}
+
+static bool read_local_ranks(const struct launcher *launcher, uint32_t *value_out)
+{
+	const char *text = getenv(launcher->local_ranks);
+	uint32_t node = 0;
+
+	if (launcher->node == NULL || text == NULL)
+		return read_local(launcher->local_ranks, value_out);
+	return read_by_node(text, read_local(launcher->node, &node) ? &node : NULL, value_out);
 }
 
 void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out)
@@ -141,7 +188,7 @@ void launch_find_local(uint32_t *local_rank_out, uint32_t *local_ranks_out)
 	*local_rank_out = *local_ranks_out = 0;
 	for (size_t i = 0; i < ARRAY_SIZE(launchers); i++)
 		if (read_local(launchers[i].local_rank, local_rank_out) &&
-		    read_local(launchers[i].local_ranks, local_ranks_out) &&
+		    read_local_ranks(&launchers[i], local_ranks_out) &&
 		    *local_rank_out < *local_ranks_out)
 			return;
 	*local_rank_out = *local_ranks_out = 0;
