@@ -238,7 +238,7 @@ END_TEST
 /* 16 cores a node, 8 ranks: each near its own NIC, all different, from each node's end. */
 START_TEST(io_threads_are_spread_over_the_cores_near_their_nics)
 {
-	static const int cpus[] = {15, 14, 13, 12, 27, 26, 25, 24};
+	static const int cpus[] = {8, 9, 10, 11, 28, 29, 30, 31};
 	struct saved saved;
 	struct core_choice choice;
 
@@ -249,7 +249,52 @@ START_TEST(io_threads_are_spread_over_the_cores_near_their_nics)
 		core_choose(&saved.topology, saved.infos, saved.count, (uint32_t)rank, 8, &choice);
 		ck_assert_int_eq(choice.cpu, cpus[rank]);
 	}
-	ck_assert_str_eq(choice.why, "core 24, on NUMA node 1 beside its NICs");
+	ck_assert_str_eq(choice.why, "core 31, on NUMA node 1 beside its NICs");
+	saved_release(&saved);
+}
+END_TEST
+
+/* Which ranks may use which cores, and where all NICs are. */
+static const struct {
+	const char *host;
+	int numa;	     /* of all NICs; -1: where they are */
+	uint32_t ranks;	     /* of this host */
+	uint32_t allowed[2]; /* in even and in odd ranks, the first cores that may not be used */
+	uint32_t bound;	     /* how many ranks get a core */
+} crowds[] = {
+	{"hgx", -1, 8, {0, 0}, 8},    /* 32 cores on two nodes */
+	{"hgx", 0, 8, {0, 0}, 8},     /* 16 on this one */
+	{"one_nic", 1, 4, {0, 0}, 4}, /* 8 on this one */
+	{"hgx", 0, 8, {0, 12}, 6},    /* of the last 4 of them two are odd ranks' */
+	{"hgx", 0, 8, {8, 14}, 5},    /* of the last 2 only one is an odd rank's */
+	{"hgx", 0, 5, {0, 0}, 5},     {"bond", 0, 1, {0, 0}, 1}, {"hgx", 0, 1, {15, 0}, 1},
+};
+
+START_TEST(two_ranks_of_a_host_never_have_one_core)
+{
+	bool taken[64] = {false};
+	struct saved saved;
+	struct core_choice choice;
+	uint32_t bound = 0;
+
+	saved_load(&saved, crowds[_i].host);
+	for (uint32_t rank = 0; rank < crowds[_i].ranks; rank++) {
+		saved_list(&saved, "verbs", "");
+		saved_choose(&saved, (int)(rank % saved.topology.gpu_count));
+		for (uint32_t i = 0; i < saved.count && crowds[_i].numa >= 0; i++)
+			saved.infos[i].numa = crowds[_i].numa;
+		for (uint32_t i = 0; i < saved.topology.core_count; i++)
+			saved.topology.cores[i].allowed = i >= crowds[_i].allowed[rank % 2];
+		core_choose(&saved.topology, saved.infos, saved.count, rank, crowds[_i].ranks,
+			    &choice);
+		if (choice.cpu < 0)
+			continue;
+		ck_assert_msg(!taken[choice.cpu], "rank %u takes core %d, too", rank, choice.cpu);
+		taken[choice.cpu] = true;
+		ck_assert_ptr_nonnull(strstr(choice.why, "beside its NICs"));
+		bound++;
+	}
+	ck_assert_uint_eq(bound, crowds[_i].bound);
 	saved_release(&saved);
 }
 END_TEST
@@ -280,7 +325,8 @@ START_TEST(who_has_no_core_to_spare_is_not_bound_and_says_why)
 	core_choose(&saved.topology, saved.infos, saved.count, 0, 1, &choice);
 	ck_assert_int_eq(choice.cpu, -1);
 	ck_assert_str_eq(choice.why,
-			 "not bound: this process has 0 cores on NUMA node 0, where its NICs are");
+			 "not bound: no core that this process may use on NUMA node 0, where its "
+			 "NICs are, is left to it");
 	saved_release(&saved);
 }
 END_TEST
@@ -399,6 +445,8 @@ Suite *suite(void)
 	tcase_add_test(maps, a_rank_is_given_no_more_nics_than_it_can_have);
 	tcase_add_test(maps, a_gpu_is_found_by_number_and_by_pci_address);
 	tcase_add_test(maps, io_threads_are_spread_over_the_cores_near_their_nics);
+	tcase_add_loop_test(maps, two_ranks_of_a_host_never_have_one_core, 0,
+			    (int)ARRAY_SIZE(crowds));
 	tcase_add_test(maps, who_has_no_core_to_spare_is_not_bound_and_says_why);
 	suite_add_tcase(s, maps);
 

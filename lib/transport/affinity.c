@@ -344,56 +344,73 @@ static int nics_node(const struct topology *topology, const struct nic_info *inf
 	return node;
 }
 
-/* The nth allowed core of a node (-1: of any), from the end; or how many there are. */
-static uint32_t cores_of(const struct topology *topology, int node, uint32_t nth_from_end,
-			 uint32_t *cpu_out)
+/* The last core of this rank on a node (-1: of any) that this process may use, or NULL.  A host's
+ * cores are dealt out to its ranks in turn, so no two ranks take the same one, whatever each of
+ * them may use and wherever its NICs are; and each has as many as another on every node. */
+static const struct topology_core *core_find(const struct topology *topology, int node,
+					     uint32_t local_rank, uint32_t local_ranks)
+{
+	for (uint32_t i = topology->core_count; i-- > 0;) {
+		const struct topology_core *core = &topology->cores[i];
+		if (core->allowed && i % local_ranks == local_rank &&
+		    (node < 0 || core->numa == node))
+			return core;
+	}
+	return NULL;
+}
+
+static uint32_t cores_allowed(const struct topology *topology)
 {
 	uint32_t count = 0;
 
-	for (uint32_t i = topology->core_count; i-- > 0;) {
-		const struct topology_core *core = &topology->cores[i];
-		if (!core->allowed || (node >= 0 && core->numa != node))
-			continue;
-		if (count++ == nth_from_end)
-			*cpu_out = core->cpu;
-	}
+	for (uint32_t i = 0; i < topology->core_count; i++)
+		count += topology->cores[i].allowed ? 1 : 0;
 	return count;
+}
+
+static void core_take(const struct topology *topology, int node, uint32_t local_rank,
+		      uint32_t local_ranks, struct core_choice *choice)
+{
+	const struct topology_core *core = core_find(topology, node, local_rank, local_ranks);
+	char *why = choice->why;
+	size_t room = sizeof(choice->why);
+
+	if (core == NULL) {
+		snprintf(why, room,
+			 "not bound: no core that this process may use on NUMA node %d, where its "
+			 "NICs are, is left to it",
+			 node);
+		return;
+	}
+	choice->cpu = (int)core->cpu;
+	if (node >= 0)
+		snprintf(why, room, "core %u, on NUMA node %d beside its NICs", core->cpu, node);
+	else
+		snprintf(why, room, "core %u; where its NICs are isn't known", core->cpu);
 }
 
 void core_choose(const struct topology *topology, const struct nic_info *infos, uint32_t count,
 		 uint32_t local_rank, uint32_t local_ranks, struct core_choice *choice_out)
 {
-	int node = nics_node(topology, infos, count);
-	uint32_t cpu = 0, allowed = cores_of(topology, -1, 0, &cpu);
-	uint32_t near = cores_of(topology, node, 0, &cpu);
+	uint32_t allowed = cores_allowed(topology);
 	char *why = choice_out->why;
 	size_t room = sizeof(choice_out->why);
 
 	choice_out->cpu = -1;
-	if (local_ranks == 0) {
+	if (local_ranks == 0)
 		snprintf(why, room, "not bound: how many ranks this host has isn't known");
-	} else if (allowed < CORES_PER_RANK_MIN) {
+	else if (allowed < CORES_PER_RANK_MIN)
 		snprintf(
 			why, room,
 			"not bound: this process may use %u core%s, and %u are needed to spare one",
 			allowed, allowed == 1 ? "" : "s", CORES_PER_RANK_MIN);
-	} else if (topology->core_count / local_ranks < CORES_PER_RANK_MIN) {
+	else if (topology->core_count / local_ranks < CORES_PER_RANK_MIN)
 		snprintf(
 			why, room,
 			"not bound: %u cores for %u ranks on this host, and %u for each are needed "
 			"to spare one",
 			topology->core_count, local_ranks, CORES_PER_RANK_MIN);
-	} else if (near < 2) {
-		snprintf(
-			why, room,
-			"not bound: this process has %u core%s on NUMA node %d, where its NICs are",
-			near, near == 1 ? "" : "s", node);
-	} else {
-		cores_of(topology, node, local_rank % (near - 1), &cpu);
-		choice_out->cpu = (int)cpu;
-		if (node >= 0)
-			snprintf(why, room, "core %u, on NUMA node %d beside its NICs", cpu, node);
-		else
-			snprintf(why, room, "core %u; where its NICs are isn't known", cpu);
-	}
+	else
+		core_take(topology, nics_node(topology, infos, count), local_rank, local_ranks,
+			  choice_out);
 }

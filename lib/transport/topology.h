@@ -122,7 +122,8 @@ struct core_choice {
 /*
  * local_ranks of this job run on this host and this is local_rank of them (0 ranks: unknown).
  * infos: the NICs; skipped ones don't count.  Bound is only who has cores to spare: the core is
- * one of the NICs' NUMA node, from its end, since engines begin at its start.
+ * one of the NICs' NUMA node, from its end, since engines begin at its start, and no other local
+ * rank's, whatever NICs that one has and whatever cores it may use.
  */
 void core_choose(const struct topology *topology, const struct nic_info *infos, uint32_t count,
 		 uint32_t local_rank, uint32_t local_ranks, struct core_choice *choice_out);
