@@ -31,6 +31,11 @@ static int options_fill(struct bench_options *options, struct ws_error *err)
 	bool known = options->what == NULL;
 	if (options->transport == NULL)
 		options->transport = "fabric";
+	if (options->provider != NULL && strcmp(options->transport, "fabric") != 0)
+		return ws_fail(err, -EINVAL,
+			       "provider '%s' is one of libfabric's: choose transport fabric for "
+			       "it, not '%s'",
+			       options->provider, options->transport);
 	if (options->provider == NULL)
 		options->provider = "tcp";
 	if (options->memory == NULL)

@@ -56,7 +56,7 @@ static int offers_fill(struct host_view *view, const struct wanted *wanted, stru
 	const char *transport = wanted->transport, *provider = wanted->provider;
 
 	if (provider != NULL)
-		return offers_add(view, transport != NULL ? transport : "fabric", provider, err);
+		return offers_add(view, "fabric", provider, err);
 	if (transport != NULL && strcmp(transport, "fabric") != 0)
 		return offers_add(view, transport, "", err);
 	for (size_t i = 0; i < ARRAY_SIZE(known); i++) {
@@ -146,6 +146,11 @@ static int nics_run(const struct command *command, int argc, char **argv)
 		options_parse(command, options, ARRAY_SIZE(options), argc, argv, NULL, 0, NULL);
 	if (status >= 0)
 		return status;
+	if (wanted.provider != NULL && wanted.transport != NULL &&
+	    strcmp(wanted.transport, "fabric") != 0)
+		return say_usage(command,
+				 "--provider is libfabric's: it goes with fabric, not '%s'",
+				 wanted.transport);
 	int rc = host_view_make(&view, &wanted, &err);
 	if (rc == 0 && wanted.as_json)
 		host_view_put_json(&view, &out);

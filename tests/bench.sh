@@ -65,7 +65,7 @@ wait $! && passed "the listener ends with its client" || failed "the listener en
 
 "$ws" bench transfer --transport ipc --what stream --bytes 8M >log 2>err && grep -q '^stream 1x1 1 MiB .*memcpy .* ([0-9.]* to [0-9.]*)$' log &&
 	passed "a table for people" || failed "a table for people" "no row" log
-for bad in "--what nothing" "--transport pigeon" "--rounds 3" "--memory 3k" "--op-bytes 8"; do
+for bad in "--what nothing" "--transport pigeon" "--transport ipc --provider tcp" "--rounds 3" "--memory 3k" "--op-bytes 8"; do
 	# shellcheck disable=SC2086
 	"$ws" bench transfer $bad >log 2>err
 	[ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench transfer $bad is refused" ||

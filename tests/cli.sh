@@ -46,6 +46,9 @@ chmod 600 key
 gives 1 '127.0.0.1:9' weightsync status --hub tcp://127.0.0.1:9 --key key --deadline 500ms
 gives 0 'device' weightsync nics
 gives 0 '"device":' weightsync nics --json
+gives 2 "it goes with fabric, not 'verbs'" weightsync nics --transport verbs --provider tcp
+gives 0 'tcp/127.0.0.1' weightsync nics --transport fabric --provider tcp
+gives 0 'tcp/127.0.0.1' weightsync nics --provider tcp
 
 gives 0 'tensors' weightsync synth --model qwen3-30b-a3b --scale 1/4096 -o model
 [ -f model/config.json ] && [ -f model/model.safetensors.index.json ] && [ "$(ls model/*.safetensors | wc -l)" -gt 1 ] &&
