@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/transport_ends.h"
 #include "tests/transport_pair.h"
 
 #define WINDOW_MAX 128 /* no peer lets more writes be under way */
@@ -298,83 +298,49 @@ END_TEST
 
 /* ---------------------------------------------------------------- a peer in another process */
 
-struct hello {
-	struct address address;
-	uint64_t key, base;
-};
-
-struct end {
-	struct nic *nic;
-	struct ws_memory memory;
-	struct mr mr;
-	struct peer *peer;
-	struct hello theirs;
-};
-
-static void end_open(struct end *end, int fd)
-{
-	struct hello mine;
-
-	ck_ok(nic_open(&end->nic, "verbs", device, &err), err);
-	memory_make(&end->memory, 1 << 20, false);
-	ck_ok(end->nic->transport->reg(end->nic, &end->memory, &end->mr, &err), err);
-	ck_ok(end->nic->transport->peer_open(end->nic, &end->peer, &mine.address, &err), err);
-	mine.key = end->mr.key;
-	mine.base = end->mr.base;
-	ck_assert_int_eq(write(fd, &mine, sizeof(mine)), sizeof(mine));
-	ck_assert_int_eq(recv(fd, &end->theirs, sizeof(mine), MSG_WAITALL), sizeof(mine));
-	ck_ok(end->nic->transport->peer_connect(end->nic, end->peer, &end->theirs.address, &err),
-	      err);
-	ck_assert_int_eq(write(fd, "c", 1), 1);
-	char connected;
-	ck_assert_int_eq(recv(fd, &connected, 1, MSG_WAITALL), 1);
-}
-
 /* Takes writes until it is killed. */
-static void receiver_run(int fd)
+static void receiver_run(int socket, const void *arg)
 {
-	struct event events[EVENTS_MAX];
-	struct end end = {0};
+	struct end end;
 
-	end_open(&end, fd);
+	(void)arg;
+	MUST(end_open_on(&end, "verbs", device, socket, 1 << 20, false, NULL) == 0);
+	MUST(end_connect(&end, socket, NULL) == 0);
 	for (;;)
-		if (end.nic->transport->poll(end.nic, events, EVENTS_MAX) == 0)
+		if (end_poll(&end) == 0)
 			usleep(1000);
 }
 
-/* 400 writes, in the middle of which the receiver gets a signal; how many were sent and failed when
- * all are reported, or nothing has moved for stuck_ms. */
-static void write_while(struct end *end, pid_t receiver, int signal_number, uint64_t stuck_ms,
-			int counts_out[2])
+static struct child receiver_start(struct end *end)
 {
-	enum { OPS = 400 };
-	struct event events[EVENTS_MAX];
-	siginfo_t told;
-	int posted = 0;
+	struct child receiver = child_start(receiver_run, NULL);
 
-	counts_out[0] = counts_out[1] = 0;
+	ck_ok(end_open_on(end, "verbs", device, receiver.socket, 1 << 20, false, &err), err);
+	ck_ok(end_connect(end, receiver.socket, &err), err);
+	return receiver;
+}
+
+#define OPS_EACH 400
+
+/* So many writes, in the middle of which the receiver gets a signal; until all that were posted are
+ * reported, or nothing has moved for stuck_ms. */
+static void write_while(struct end *end, const struct child *receiver, int signal_number,
+			uint64_t stuck_ms)
+{
+	uint64_t goal = end->posted + OPS_EACH;
+	siginfo_t told;
+
 	for (uint64_t deadline = deadline_in_ms(stuck_ms);
-	     counts_out[0] + counts_out[1] < OPS && clock_ns() < deadline;) {
-		struct op op = {.peer = end->peer,
-				.local = end->memory.base,
-				.local_mr = &end->mr,
-				.remote = end->theirs.base,
-				.remote_key = end->theirs.key,
-				.bytes = 16384,
-				.id = (uint64_t)posted};
-		int taken = posted < OPS ? end->nic->transport->post(end->nic, &op, 1) : 0;
-		posted += taken;
-		int count = end->nic->transport->poll(end->nic, events, EVENTS_MAX);
+	     end->sent + end->failed < goal && clock_ns() < deadline;) {
+		int taken = end->posted < goal ? end_post(end, 0, 16384, 0) : 0;
+		int count = end_poll(end);
+		ck_assert_int_ge(taken, 0);
 		ck_assert_int_ge(count, 0);
-		for (int i = 0; i < count; i++) {
-			counts_out[0] += events[i].kind == EVENT_SENT;
-			counts_out[1] += events[i].kind == EVENT_FAILED;
-		}
-		if (counts_out[0] >= 50 && signal_number != 0) {
-			kill(receiver, signal_number);
+		if (end->sent >= 50 && signal_number != 0) {
+			kill(receiver->pid, signal_number);
 			signal_number = 0;
 			/* It may die or stop only after it has taken the rest. */
-			waitid(P_PID, (id_t)receiver, &told, WEXITED | WSTOPPED | WNOWAIT);
+			waitid(P_PID, (id_t)receiver->pid, &told, WEXITED | WSTOPPED | WNOWAIT);
 		}
 		if (taken + count > 0)
 			deadline = deadline_in_ms(stuck_ms);
@@ -385,53 +351,35 @@ static void write_while(struct end *end, pid_t receiver, int signal_number, uint
 
 START_TEST(a_killed_receiver_fails_the_writes_in_time)
 {
-	int fds[2], counts[2], status;
-	struct end end = {0};
+	struct end end;
+	struct child receiver = receiver_start(&end);
 
-	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-	pid_t receiver = fork();
-	if (receiver == 0)
-		receiver_run(fds[1]);
-	end_open(&end, fds[0]);
-	write_while(&end, receiver, SIGKILL, DEADLINE_MS, counts);
-	waitpid(receiver, &status, 0);
-	ck_assert_int_ge(counts[0], 50);
-	ck_assert_int_gt(counts[1], 0);
-	ck_assert_int_eq(counts[0] + counts[1], 400);
-	nic_close(end.nic);
-	free(end.memory.base);
+	write_while(&end, &receiver, SIGKILL, DEADLINE_MS);
+	child_kill(&receiver);
+	ck_assert_uint_ge(end.sent, 50);
+	ck_assert_uint_gt(end.failed, 0);
+	ck_assert_uint_eq(end.sent + end.failed, OPS_EACH);
+	end_close(&end);
 }
 END_TEST
 
 START_TEST(a_stopped_receiver_holds_up_the_writes_and_can_be_fenced)
 {
-	int fds[2], counts[2], status, rc;
-	struct event events[EVENTS_MAX];
-	struct end end = {0};
+	struct end end;
+	struct child receiver = receiver_start(&end);
 
-	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-	pid_t receiver = fork();
-	if (receiver == 0)
-		receiver_run(fds[1]);
-	end_open(&end, fds[0]);
-	write_while(&end, receiver, SIGSTOP, 1000, counts);
-	ck_assert_int_eq(counts[1], 0);
-	ck_assert_int_lt(counts[0], 400);
+	write_while(&end, &receiver, SIGSTOP, 1000);
+	ck_assert_uint_eq(end.failed, 0);
+	ck_assert_uint_lt(end.sent, OPS_EACH);
 	if (_i == 0) { /* it goes on where it was */
-		kill(receiver, SIGCONT);
-		write_while(&end, receiver, 0, DEADLINE_MS, counts);
-		ck_assert_int_eq(counts[0], 400);
+		kill(receiver.pid, SIGCONT);
+		write_while(&end, &receiver, 0, DEADLINE_MS);
+		ck_assert_uint_eq(end.sent, end.posted);
+		ck_assert_uint_eq(end.failed, 0);
 	}
-	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
-	while ((rc = end.nic->transport->peer_close(end.nic, end.peer, false, false)) == -EAGAIN) {
-		ck_assert(clock_ns() < deadline);
-		end.nic->transport->poll(end.nic, events, EVENTS_MAX);
-	}
-	ck_assert_int_eq(rc, 0);
-	kill(receiver, SIGKILL);
-	waitpid(receiver, &status, 0);
-	nic_close(end.nic);
-	free(end.memory.base);
+	ck_assert_int_eq(end_fence(&end, false, DEADLINE_MS), 0);
+	child_kill(&receiver);
+	end_close(&end);
 }
 END_TEST
 
