@@ -25,15 +25,19 @@ struct kind {
 	bool unchecked; /* the sender isn't told that the receiver refused a write */
 	bool together;	/* a connection ends only when both ends close it */
 	bool settled;	/* it may be closed only when every op was reported */
+	bool polled;	/* it has no wait_fd */
 	bool allocated; /* memory by ws_memory_alloc, which others can map; else the heap's */
 };
 
 static struct kind kinds[KINDS_MAX] = {
-	{.transport = "loop", .rails = {{"net/a?seed=5", "net/b"}, {"net/c", "net/d"}}},
+	{.transport = "loop",
+	 .rails = {{"net/a?seed=5", "net/b"}, {"net/c", "net/d"}},
+	 .polled = true},
 	{.transport = "fabric",
 	 .rails = {{"tcp/127.0.0.1", "tcp/127.0.0.2"}, {"tcp/127.0.0.3", "tcp/127.0.0.4"}}},
 	{.transport = "fault",
-	 .rails = {{":loop:net/a?seed=6", "seed=2:loop:net/b"}, {":loop:net/c", ":loop:net/d"}}},
+	 .rails = {{":loop:net/a?seed=6", "seed=2:loop:net/b"}, {":loop:net/c", ":loop:net/d"}},
+	 .polled = true},
 	{.transport = "fault",
 	 .rails = {{":fabric:tcp/127.0.0.1", ":fabric:tcp/127.0.0.2"},
 		   {":fabric:tcp/127.0.0.3", ":fabric:tcp/127.0.0.4"}}},
@@ -44,12 +48,14 @@ static struct kind kinds[KINDS_MAX] = {
 	 .rails = {{"shm/shm", "shm/shm"}, {"shm/shm", "shm/shm"}},
 	 .unchecked = true,
 	 .together = true,
-	 .settled = true},
+	 .settled = true,
+	 .polled = true},
 	/* What EFA needs, over a provider that is here. */
 	{.transport = "fabric",
 	 .rails = {{"shm/shm?as=efa", "shm/shm?as=efa"}, {"shm/shm?as=efa", "shm/shm?as=efa"}},
 	 .unchecked = true,
-	 .settled = true},
+	 .settled = true,
+	 .polled = true},
 	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}},
 	{.transport = "ipc", .rails = {{"host", "host"}, {"host", "host"}}, .allocated = true},
 };
@@ -93,6 +99,8 @@ static inline void kind_parse(struct kind *kind, char *text)
 		kind->rails[i][0] = kind->rails[i][1] = device;
 		device = strtok_r(NULL, " ", &save);
 	}
+	kind->polled =
+		strcmp(kind->transport, "loop") == 0 || strncmp(kind->rails[0][0], "shm/", 4) == 0;
 	/* Only tcp's connections can be shut down by one end. */
 	kind->together = strcmp(kind->transport, "fabric") == 0 &&
 			 strncmp(kind->rails[0][0], "tcp/", 4) != 0;
@@ -125,6 +133,29 @@ static inline void kinds_find(void)
 	if (asked == NULL)
 		puts("not verbs, which needs an RDMA device: WS_CONTRACT=\"verbs:rxe1/1\" here, "
 		     "tests/roce.sh in a VM");
+}
+
+static inline bool any_kind(const struct kind *kind)
+{
+	(void)kind;
+	return true;
+}
+
+/* A test over each kind that it applies to, so many times.  Where it doesn't apply it isn't a pass:
+ * it isn't run, and that is said. */
+static inline void kinds_add(TCase *tests, const TTest *test, bool (*applies)(const struct kind *),
+			     int times)
+{
+	for (int i = 0; i < kind_count; i++) {
+		if (!applies(&kinds[i])) {
+			printf("not applicable to %d %s %s: %s\n", i, kinds[i].transport,
+			       kinds[i].rails[0][0], test->name);
+			continue;
+		}
+		for (int k = 0; k < times; k++)
+			tcase_add_loop_test(tests, test, i + k * kind_count,
+					    i + k * kind_count + 1);
+	}
 	fflush(stdout); /* before the tests fork */
 }
 
