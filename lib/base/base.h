@@ -114,7 +114,7 @@ struct reader {
 
 static inline struct reader reader_make(const void *bytes, size_t count)
 {
-	return (struct reader){.at = bytes, .end = (const uint8_t *)bytes + count};
+	return (struct reader){.at = (const uint8_t *)bytes, .end = (const uint8_t *)bytes + count};
 }
 size_t reader_left(const struct reader *reader);
 uint8_t read_u8(struct reader *reader);
@@ -143,7 +143,8 @@ struct writer {
 	}
 static inline struct writer writer_fixed(void *bytes, size_t room)
 {
-	return (struct writer){.bytes = bytes, .room = room, .room_max = room, .fixed = true};
+	return (struct writer){
+		.bytes = (uint8_t *)bytes, .room = room, .room_max = room, .fixed = true};
 }
 void write_u8(struct writer *writer, uint8_t value);
 void write_u16(struct writer *writer, uint16_t value);

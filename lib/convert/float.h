@@ -8,6 +8,13 @@
 
 #include "lib/base/base.h"
 
+/* What the host and kernels share: the same source, so the same bits. */
+#ifdef __CUDACC__
+#define ON_BOTH __host__ __device__ static inline
+#else
+#define ON_BOTH static inline
+#endif
+
 #define F32_ABS	     0x7fffffffu
 #define F32_INFINITY 0x7f800000u
 #define F32_QUIET    0x00400000u
@@ -24,7 +31,7 @@
 #define F16_BIAS      15
 
 /* A finite value of sign 0 with this many bits of fraction. */
-static inline uint32_t f32_of_narrow(uint32_t value, uint32_t fraction_bits, uint32_t bias)
+ON_BOTH uint32_t f32_of_narrow(uint32_t value, uint32_t fraction_bits, uint32_t bias)
 {
 	uint32_t exponent = value >> fraction_bits, fraction = value & ((1u << fraction_bits) - 1);
 	if (exponent != 0)
@@ -37,7 +44,7 @@ static inline uint32_t f32_of_narrow(uint32_t value, uint32_t fraction_bits, uin
 }
 
 /* Of sign 0 and no NaN; what overflows is at or above the first value behind the largest. */
-static inline uint32_t narrow_of_f32(uint32_t value, uint32_t fraction_bits, uint32_t bias)
+ON_BOTH uint32_t narrow_of_f32(uint32_t value, uint32_t fraction_bits, uint32_t bias)
 {
 	/* Half a unit less one, plus the last bit that is kept: a carry may raise the exponent. */
 	uint32_t drop = 23 - fraction_bits, exponent = value >> 23;
@@ -55,20 +62,20 @@ static inline uint32_t narrow_of_f32(uint32_t value, uint32_t fraction_bits, uin
 	return units + (rest > half || (rest == half && (units & 1) != 0));
 }
 
-static inline uint32_t f32_of_bf16(uint16_t value)
+ON_BOTH uint32_t f32_of_bf16(uint16_t value)
 {
 	uint32_t bits = (uint32_t)value << 16;
 	return (bits & F32_ABS) > F32_INFINITY ? bits | F32_QUIET : bits;
 }
 
-static inline uint16_t bf16_of_f32(uint32_t bits)
+ON_BOTH uint16_t bf16_of_f32(uint32_t bits)
 {
 	if ((bits & F32_ABS) > F32_INFINITY)
 		return (uint16_t)(bits >> 16 | 0x40);
 	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-static inline uint32_t f32_of_f16(uint16_t value)
+ON_BOTH uint32_t f32_of_f16(uint16_t value)
 {
 	uint32_t sign = (uint32_t)(value & 0x8000) << 16, fraction = value & 0x3ff;
 	if ((value & 0x7c00) == 0x7c00)
@@ -76,7 +83,7 @@ static inline uint32_t f32_of_f16(uint16_t value)
 	return sign | f32_of_narrow(value & 0x7fff, F16_FRACTION, F16_BIAS);
 }
 
-static inline uint16_t f16_of_f32(uint32_t bits)
+ON_BOTH uint16_t f16_of_f32(uint32_t bits)
 {
 	uint32_t sign = bits >> 16 & 0x8000, value = bits & F32_ABS;
 	if (value > F32_INFINITY)
@@ -84,7 +91,7 @@ static inline uint16_t f16_of_f32(uint32_t bits)
 	return (uint16_t)(sign | MIN(narrow_of_f32(value, F16_FRACTION, F16_BIAS), 0x7c00));
 }
 
-static inline uint8_t e4m3_of_f32(uint32_t bits)
+ON_BOTH uint8_t e4m3_of_f32(uint32_t bits)
 {
 	uint32_t value = bits & F32_ABS;
 	if (value > F32_INFINITY)
@@ -93,7 +100,7 @@ static inline uint8_t e4m3_of_f32(uint32_t bits)
 			 MIN(narrow_of_f32(value, E4M3_FRACTION, E4M3_BIAS), E4M3_LARGEST));
 }
 
-static inline uint8_t e5m2_of_f32(uint32_t bits)
+ON_BOTH uint8_t e5m2_of_f32(uint32_t bits)
 {
 	uint32_t value = bits & F32_ABS;
 	if (value > F32_INFINITY)
@@ -102,26 +109,26 @@ static inline uint8_t e5m2_of_f32(uint32_t bits)
 			 MIN(narrow_of_f32(value, E5M2_FRACTION, E5M2_BIAS), E5M2_LARGEST));
 }
 
-static inline uint32_t f32_of_e4m3(uint8_t code)
+ON_BOTH uint32_t f32_of_e4m3(uint8_t code)
 {
 	uint32_t sign = (uint32_t)(code & 0x80) << 24, value = code & 0x7f;
 	return sign | (value == F8_NAN ? F32_NAN : f32_of_narrow(value, E4M3_FRACTION, E4M3_BIAS));
 }
 
 /* An e5m2 is the upper half of an f16. */
-static inline uint32_t f32_of_e5m2(uint8_t code)
+ON_BOTH uint32_t f32_of_e5m2(uint8_t code)
 {
 	return f32_of_f16((uint16_t)(code << 8));
 }
 
-static inline float f32_of_bits(uint32_t bits)
+ON_BOTH float f32_of_bits(uint32_t bits)
 {
 	float value;
 	__builtin_memcpy(&value, &bits, sizeof(value));
 	return value;
 }
 
-static inline uint32_t bits_of_f32(float value)
+ON_BOTH uint32_t bits_of_f32(float value)
 {
 	uint32_t bits;
 	__builtin_memcpy(&bits, &value, sizeof(bits));

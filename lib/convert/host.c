@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Walking a box.  A move is first put into a normal form (dims by falling step of the writes,
- * neighbours that lie end to end merged), so that its rows are as long and as sequential as they
- * can be; then it is carried out row by row.
+ * Walking a box: a move in normal form is carried out row by row.
  */
 #include "lib/convert/convert.h"
 
@@ -10,22 +8,14 @@
 #include <fenv.h>
 #include <string.h>
 
+#include "lib/convert/box.h"
 #include "lib/convert/rows.h"
-
-struct dim {
-	uint64_t extent;
-	int64_t src_stride, dst_stride;
-	uint64_t each, first; /* as of struct blocks; without blocks UINT64_MAX, 0 */
-	int64_t entry_stride; /* bytes */
-};
+#include "lib/convert/scale.h"
 
 /* A move on its way. */
 struct walk {
 	const struct move *move;
-	const uint8_t *src;
-	uint8_t *dst, *table;
-	uint32_t dim_count;
-	struct dim dims[MOVE_DIM_MAX];
+	struct box box; /* src and dst advance */
 	uint64_t at[MOVE_DIM_MAX];
 	/* Divisors, or scales, of the blocks from this entry on: rows below each other share them.
 	 */
@@ -81,105 +71,6 @@ uint64_t move_element_count(const struct move *move)
 	for (uint32_t i = 0; i < move->dim_count; i++)
 		count *= move->extent[i];
 	return count;
-}
-
-/* ---------------------------------------------------------------- the normal form */
-static bool has_blocks(const struct move *move)
-{
-	return move->kind == MOVE_MAXIMA || move->kind == MOVE_QUANTIZE ||
-	       move->kind == MOVE_DEQUANTIZE;
-}
-
-/* A dim that lies in one block has none of its own: its place goes into the table's address. */
-static void set_blocks(struct walk *walk, const struct blocks *blocks, uint32_t d)
-{
-	struct dim *dim = &walk->dims[d];
-	uint64_t first = blocks->first[d] / blocks->each[d];
-	uint64_t last = (blocks->first[d] + dim->extent - 1) / blocks->each[d];
-	bool is_dequantize = walk->move->kind == MOVE_DEQUANTIZE;
-	int64_t entry_bytes =
-		(int64_t)ws_dtype_bytes(is_dequantize ? blocks->quant->scale : WS_U32);
-	walk->table += (int64_t)first * blocks->stride[d] * entry_bytes;
-	if (first == last || blocks->stride[d] == 0)
-		return;
-	dim->each = blocks->each[d];
-	dim->first = blocks->first[d] - first * blocks->each[d];
-	dim->entry_stride = blocks->stride[d] * entry_bytes;
-}
-
-static void walk_begin(struct walk *walk, const struct move *move)
-{
-	walk->move = move;
-	walk->src = move->src;
-	walk->dst = move->dst;
-	walk->table = has_blocks(move) ? move->blocks->table : move->dst;
-	walk->dim_count = move->dim_count;
-	walk->factor_count = 0;
-	/* Maxima walk over the source alone. */
-	if (move->kind == MOVE_MAXIMA)
-		walk->dst = (uint8_t *)(uintptr_t)move->src;
-	for (uint32_t d = 0; d < move->dim_count; d++) {
-		bool reads = move->kind == MOVE_MAXIMA;
-		walk->dims[d] = (struct dim){
-			.extent = move->extent[d],
-			.src_stride = move->src_stride[d],
-			.dst_stride = reads ? move->src_stride[d] : move->dst_stride[d],
-			.each = UINT64_MAX,
-		};
-		if (has_blocks(move))
-			set_blocks(walk, move->blocks, d);
-		walk->at[d] = 0;
-	}
-}
-
-static uint64_t stride_size(int64_t stride)
-{
-	return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
-}
-
-/* Elements don't depend on each other, so the dims may go in any order. */
-static void sort_dims(struct walk *walk)
-{
-	struct dim *dims = walk->dims;
-	for (uint32_t i = 1; i < walk->dim_count; i++) {
-		struct dim dim = dims[i];
-		uint32_t j = i;
-		for (; j > 0 && stride_size(dims[j - 1].dst_stride) < stride_size(dim.dst_stride);
-		     j--)
-			dims[j] = dims[j - 1];
-		dims[j] = dim;
-	}
-}
-
-/* Whether the outer dim continues where the inner one ends, with one block at a time. */
-static bool dims_merge(const struct dim *outer, const struct dim *inner)
-{
-	int64_t extent = (int64_t)inner->extent;
-	return outer->src_stride == inner->src_stride * extent &&
-	       outer->dst_stride == inner->dst_stride * extent && inner->each == UINT64_MAX;
-}
-
-/* Drops dims of extent 1 and merges what can be. */
-static void merge_dims(struct walk *walk)
-{
-	uint32_t kept = 0;
-	for (uint32_t i = 0; i < walk->dim_count; i++) {
-		struct dim dim = walk->dims[i];
-		struct dim *outer = kept > 0 ? &walk->dims[kept - 1] : NULL;
-		if (dim.extent == 1)
-			continue;
-		if (outer == NULL || !dims_merge(outer, &dim)) {
-			walk->dims[kept++] = dim;
-			continue;
-		}
-		outer->src_stride = dim.src_stride;
-		outer->dst_stride = dim.dst_stride;
-		if (outer->each != UINT64_MAX)
-			outer->each *= dim.extent;
-		outer->first *= dim.extent;
-		outer->extent *= dim.extent;
-	}
-	walk->dim_count = kept;
 }
 
 /* ---------------------------------------------------------------- rows */
@@ -305,18 +196,18 @@ static struct row row_at(const struct walk *walk)
 {
 	struct row row = {
 		.move = walk->move,
-		.src = walk->src,
-		.dst = walk->dst,
+		.src = walk->box.src,
+		.dst = walk->box.dst,
 		.count = 1,
-		.entry = walk->table,
+		.entry = walk->box.table,
 		.each = UINT64_MAX,
 	};
-	for (uint32_t d = 0; d < walk->dim_count; d++) {
-		const struct dim *dim = &walk->dims[d];
+	for (uint32_t d = 0; d < walk->box.dim_count; d++) {
+		const struct box_dim *dim = &walk->box.dims[d];
 		row.entry += (int64_t)((dim->first + walk->at[d]) / dim->each) * dim->entry_stride;
 	}
-	if (walk->dim_count > 0) {
-		const struct dim *inner = &walk->dims[walk->dim_count - 1];
+	if (walk->box.dim_count > 0) {
+		const struct box_dim *inner = &walk->box.dims[walk->box.dim_count - 1];
 		row.count = inner->extent;
 		row.src_stride = inner->src_stride;
 		row.dst_stride = inner->dst_stride;
@@ -330,14 +221,14 @@ static struct row row_at(const struct walk *walk)
 /* An odometer over all dims but the innermost; false after the last row. */
 static bool walk_next(struct walk *walk)
 {
-	for (uint32_t d = walk->dim_count > 0 ? walk->dim_count - 1 : 0; d-- > 0;) {
-		const struct dim *dim = &walk->dims[d];
-		walk->src += dim->src_stride;
-		walk->dst += dim->dst_stride;
+	for (uint32_t d = walk->box.dim_count > 0 ? walk->box.dim_count - 1 : 0; d-- > 0;) {
+		const struct box_dim *dim = &walk->box.dims[d];
+		walk->box.src += dim->src_stride;
+		walk->box.dst += dim->dst_stride;
 		if (++walk->at[d] < dim->extent)
 			return true;
-		walk->src -= dim->src_stride * (int64_t)dim->extent;
-		walk->dst -= dim->dst_stride * (int64_t)dim->extent;
+		walk->box.src -= dim->src_stride * (int64_t)dim->extent;
+		walk->box.dst -= dim->dst_stride * (int64_t)dim->extent;
 		walk->at[d] = 0;
 	}
 	return false;
@@ -347,16 +238,14 @@ static bool walk_next(struct walk *walk)
  * subnormals, and threads inherit that. */
 void convert_move(const struct move *move)
 {
-	struct walk walk;
+	struct walk walk = {.move = move};
 	fenv_t theirs;
 	struct row row;
 	assert(convert_can(move));
 	if (move_element_count(move) == 0)
 		return;
 	bool is_arithmetic = move->kind >= MOVE_QUANTIZE;
-	walk_begin(&walk, move);
-	sort_dims(&walk);
-	merge_dims(&walk);
+	box_make(&walk.box, move);
 	if (is_arithmetic)
 		fegetenv(&theirs);
 	if (is_arithmetic)

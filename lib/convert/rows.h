@@ -58,12 +58,4 @@ struct rows {
 
 extern const struct rows rows_c;
 
-/* quant.c: a maximum's scale as it is stored in quant->scale (in the low bits), and its value. */
-uint32_t scale_of_maximum(const struct quant *quant, uint32_t maximum);
-float scale_value(const struct quant *quant, uint32_t stored);
-uint32_t scale_load(const struct quant *quant, const uint8_t *entry);
-void scale_store(const struct quant *quant, uint32_t stored, uint8_t *entry);
-/* What the elements of its block are divided by, or multiplied with if quant->reciprocal. */
-float scale_divisor(const struct quant *quant, uint32_t maximum);
-
 #endif
