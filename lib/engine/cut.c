@@ -18,6 +18,8 @@ int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes, s
 	uint64_t end = 0;
 	for (uint32_t i = 0; i < count; i++) {
 		const struct move *move = &moves[i].move;
+		if (move->kind == MOVE_MAXIMA || move->kind == MOVE_RAISE)
+			return ws_fail(err, -EINVAL, "move %u raises maxima: nothing to gather", i);
 		if (!convert_can(move))
 			return ws_fail(err, -EINVAL,
 				       "move %u can't turn %s into %s in %u dimensions", i,
@@ -47,9 +49,15 @@ static uint64_t inner_count(const struct move *move, uint32_t d)
 	return count;
 }
 
+/* A part of a move, and its place in the grid of blocks. */
+struct box {
+	struct move move;
+	struct blocks blocks; /* if move.blocks isn't NULL, it is these */
+};
+
 /* The largest box of whole rows that begins at element from and ends at or before to; returns
  * its element count.  Each dimension is visited at most twice over a whole run. */
-static uint64_t box_at(const struct move *move, uint64_t from, uint64_t to, struct move *box_out)
+static uint64_t box_at(const struct move *move, uint64_t from, uint64_t to, struct box *box_out)
 {
 	uint32_t d = 0;
 	uint64_t inner = inner_count(move, 0);
@@ -57,7 +65,11 @@ static uint64_t box_at(const struct move *move, uint64_t from, uint64_t to, stru
 		d++;
 		inner = inner_count(move, d);
 	}
-	*box_out = *move;
+	box_out->move = *move;
+	if (move->blocks != NULL) {
+		box_out->blocks = *move->blocks;
+		box_out->move.blocks = &box_out->blocks;
+	}
 	const uint8_t *src = move->src;
 	uint64_t rest = from;
 	for (uint32_t i = 0; i < move->dim_count; i++) {
@@ -65,13 +77,15 @@ static uint64_t box_at(const struct move *move, uint64_t from, uint64_t to, stru
 		uint64_t at = rest / below;
 		rest %= below;
 		src += (int64_t)at * move->src_stride[i];
+		if (move->blocks != NULL)
+			box_out->blocks.first[i] += at;
 		if (i < d)
-			box_out->extent[i] = 1;
+			box_out->move.extent[i] = 1;
 		else if (i == d)
-			box_out->extent[i] = MIN(move->extent[i] - at, (to - from) / inner);
+			box_out->move.extent[i] = MIN(move->extent[i] - at, (to - from) / inner);
 	}
-	box_out->src = src;
-	return box_out->extent[d] * inner;
+	box_out->move.src = src;
+	return box_out->move.extent[d] * inner;
 }
 
 /* Elements [from, to) of a move, in row-major order, to dst. */
@@ -85,15 +99,15 @@ static void run_gather(const struct move *move, uint64_t from, uint64_t to, uint
 		return;
 	}
 	while (from < to) {
-		struct move box;
+		struct box box;
 		uint64_t count = box_at(move, from, to, &box);
 		int64_t stride = to_bytes;
 		for (uint32_t i = move->dim_count; i-- > 0;) {
-			box.dst_stride[i] = stride;
-			stride *= (int64_t)box.extent[i];
+			box.move.dst_stride[i] = stride;
+			stride *= (int64_t)box.move.extent[i];
 		}
-		box.dst = dst;
-		convert_move(&box);
+		box.move.dst = dst;
+		convert_move(&box.move);
 		dst += count * (uint64_t)to_bytes;
 		from += count;
 	}

@@ -5,7 +5,8 @@
  * struct imm (released by the poller, acquired by the stage thread).
  *
  *   engine.c   open, close, step, wait           program.c  one attempt's sends and receives
- *   region.c   memory on every NIC               post.c     ops in flight, dealt over rails
+ *   local.c    gates, and what holds them first  post.c     ops in flight, dealt over rails
+ *   region.c   memory on every NIC
  *   peer.c     connections, rails                fence.c    the end of a wiring
  *   rails.c    the life of a NIC
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
@@ -90,12 +91,12 @@ uint64_t cut_digest(const struct span *spans, uint32_t count, uint64_t op_bytes,
 		    const _Atomic uint32_t *stop, uint32_t serial);
 
 /* -------------------------------------------------------------------------- stage.c */
-enum stage_kind { STAGE_GATHER, STAGE_HASH, STAGE_RECEIVE };
+enum stage_kind { STAGE_GATHER, STAGE_HASH, STAGE_RECEIVE, STAGE_LOCAL };
 
 struct stage_request {
 	enum stage_kind kind;
 	uint32_t serial; /* of the attempt; another than stage.serial: do nothing */
-	uint32_t index;	 /* send or receive */
+	uint32_t index;	 /* send, receive or local */
 	uint32_t op;	 /* GATHER, HASH: op index in the send */
 	uint32_t block;	 /* GATHER */
 };
@@ -278,6 +279,7 @@ struct block {
 struct send_state {
 	uint32_t next; /* the peer's next send */
 	uint32_t op_count, sent, hashed;
+	bool quantizes; /* some move of it is of another kind than CAST */
 };
 
 struct digest_state {
@@ -287,9 +289,10 @@ struct digest_state {
 	bool sent;
 };
 
-/* Sends wait behind it for receives. */
+/* Sends wait behind it for locals and receives. */
 struct gate {
-	uint32_t receive_count, left;
+	uint32_t local_count, receive_count; /* of the program */
+	uint32_t locals_left, receives_left; /* of the attempt */
 };
 
 /* Indices in the order they became due; each enters at most once an attempt. */
@@ -310,6 +313,9 @@ struct program {
 	struct engine_peer **active; /* owned; peers with something left to issue */
 	uint32_t active_count, active_room, turn;
 	uint32_t digests_sent;
+	uint32_t locals_put, locals_done; /* put: with the stage thread, or done */
+	uint32_t gated;			  /* gates that receives alone hold shut, */
+	uint64_t gated_since_ns;	  /* and since when there is one */
 	bool sends_done_told;
 	uint64_t first_post_ns;
 };
@@ -320,6 +326,15 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 void program_staged(struct engine *engine, const struct stage_result *result);
 void program_issue(struct engine *engine);
 void program_block_free(struct engine *engine, uint32_t block);
+
+/* --------------------------------------------------------------------------- local.c */
+/* Zeroes the tables, shuts the gates; nothing is with the stage thread. */
+void locals_arm(struct engine *engine);
+/* Gives the stage thread the next ones. */
+void locals_issue(struct engine *engine);
+void local_staged(struct engine *engine, const struct stage_result *result);
+void gate_received(struct engine *engine, uint32_t gate); /* a receive that held it is done */
+bool gate_is_open(const struct engine *engine, uint32_t gate);
 
 /* -------------------------------------------------------------------------- engine */
 struct engine {

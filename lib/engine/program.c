@@ -51,7 +51,7 @@ static const struct send *send_next(const struct engine *engine, const struct en
 	const struct send *send = &engine->program.given.sends[peer->send];
 	if (send->credit_op_id != NONE && !imm_has(&engine->imm, send->credit_op_id))
 		return NULL;
-	if (send->gate != 0 && engine->program.gates[send->gate].left > 0)
+	if (!gate_is_open(engine, send->gate))
 		return NULL;
 	return send;
 }
@@ -269,6 +269,7 @@ static void issue_digests(struct engine *engine)
 void program_issue(struct engine *engine)
 {
 	rail_limit_set(engine);
+	locals_issue(engine);
 	issue_checks(engine);
 	issue_credits(engine);
 	issue_digests(engine);
@@ -277,7 +278,8 @@ void program_issue(struct engine *engine)
 
 	struct program *program = &engine->program;
 	if (!program->sends_done_told && engine->progress.sends_done == program->given.send_count &&
-	    program->digests_sent == program->given.digest_count && engine_event_room(engine) > 0) {
+	    program->digests_sent == program->given.digest_count &&
+	    program->locals_done == program->given.local_count && engine_event_room(engine) > 0) {
 		program->sends_done_told = engine->progress.all_sent = true;
 		engine_emit(engine, &(struct engine_event){.kind = ENGINE_SENDS_DONE, .nic = NONE});
 	}
@@ -300,7 +302,7 @@ static void receive_finish(struct engine *engine, uint32_t index)
 {
 	const struct receive *receive = &engine->program.given.receives[index];
 	engine->progress.receives_done++;
-	engine->program.gates[receive->gate].left--; /* of gate 0 nobody asks */
+	gate_received(engine, receive->gate);
 	engine->progress.bytes_received += receive->bytes;
 	if (receive->credit_op_id != NONE)
 		due_put(&engine->program.credits, index);
@@ -401,7 +403,10 @@ static void staged_op(struct engine *engine, const struct stage_result *result)
 	const struct stage_request *request = &result->request;
 	const struct send *send = &engine->program.given.sends[request->index];
 	struct engine_peer *peer = send->peer;
-	engine->progress.gather_ns += result->ns;
+	if (engine->program.sends[request->index].quantizes)
+		engine->progress.quantize_ns += result->ns;
+	else
+		engine->progress.gather_ns += result->ns;
 	if (request->kind == STAGE_GATHER) {
 		peer->gathering--;
 		struct block *last =
@@ -423,6 +428,22 @@ static void staged_op(struct engine *engine, const struct stage_result *result)
 	send_went_on(engine, request->index);
 }
 
+static void staged_receive(struct engine *engine, const struct stage_result *result)
+{
+	uint32_t index = result->request.index;
+	if (result->done && !result->wrong) {
+		receive_finish(engine, index);
+		return;
+	}
+	engine_emit(engine,
+		    &(struct engine_event){.kind = ENGINE_DIGEST_WRONG,
+					   .peer = engine->program.given.receives[index].peer,
+					   .nic = NONE,
+					   .receive = index,
+					   .got = result->got,
+					   .want = result->want});
+}
+
 void program_staged(struct engine *engine, const struct stage_result *result)
 {
 	const struct stage_request *request = &result->request;
@@ -432,21 +453,18 @@ void program_staged(struct engine *engine, const struct stage_result *result)
 			program_block_free(engine, request->block);
 		return;
 	}
-	if (request->kind != STAGE_RECEIVE) {
+	switch (request->kind) {
+	case STAGE_GATHER:
+	case STAGE_HASH:
 		staged_op(engine, result);
-		return;
+		break;
+	case STAGE_RECEIVE:
+		staged_receive(engine, result);
+		break;
+	case STAGE_LOCAL:
+		local_staged(engine, result);
+		break;
 	}
-	if (result->done && !result->wrong) {
-		receive_finish(engine, request->index);
-		return;
-	}
-	engine_emit(engine, &(struct engine_event){
-				    .kind = ENGINE_DIGEST_WRONG,
-				    .peer = engine->program.given.receives[request->index].peer,
-				    .nic = NONE,
-				    .receive = request->index,
-				    .got = result->got,
-				    .want = result->want});
 }
 
 /* ------------------------------------------------------------------------- attempt */
@@ -471,7 +489,8 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	uint64_t high = engine->blocks_used * engine->op_bytes;
 	engine->progress = (struct engine_progress){.send_count = program->given.send_count,
 						    .receive_count = program->given.receive_count,
-						    .all_sent = program->given.send_count == 0,
+						    .all_sent = program->given.send_count == 0 &&
+								program->given.local_count == 0,
 						    .staging_high_bytes = high};
 	program->active_count = 0;
 	for (uint32_t i = 0; i < engine->peer_count; i++) {
@@ -490,8 +509,6 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 		program->digests[i].sent = false;
 		program->digests[i].op_left = program->digests[i].op_count;
 	}
-	for (uint32_t i = 0; i <= program->given.gate_count; i++)
-		program->gates[i].left = program->gates[i].receive_count;
 	program->checks.head = program->checks.tail = 0;
 	program->credits.head = program->credits.tail = 0;
 	program->ready_digests.head = program->ready_digests.tail = 0;
@@ -500,6 +517,7 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	program->first_post_ns = 0;
 	engine->serial++;
 	stage_cancel(engine->stage, engine->serial);
+	locals_arm(engine);
 	imm_arm(&engine->imm, attempt);
 	engine->moved = true;
 	return 0;

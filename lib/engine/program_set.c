@@ -23,14 +23,112 @@ void program_release(struct engine *engine)
 		engine->peers[i]->first_send = engine->peers[i]->last_send = NONE;
 }
 
-static int local_check(const struct engine *engine, const struct send *send, uint32_t index,
+/* ------------------------------------------------------------------- moves and tables */
+
+/* The steps from index a to b of one dim, added to the range of a box's offsets; false: too far. */
+static bool range_add(int64_t *low, int64_t *high, uint64_t a, uint64_t b, int64_t stride)
+{
+	int64_t from, to;
+	return !__builtin_mul_overflow(a, stride, &from) &&
+	       !__builtin_mul_overflow(b, stride, &to) &&
+	       !__builtin_add_overflow(*low, MIN(from, to), low) &&
+	       !__builtin_add_overflow(*high, MAX(from, to), high);
+}
+
+/* Whether bytes [at + low, at + high + 4) lie in the program's tables. */
+static bool is_in_tables(const struct engine_program *given, const void *at, int64_t low,
+			 int64_t high)
+{
+	uintptr_t base = (uintptr_t)given->tables, from = (uintptr_t)at;
+	int64_t bytes = (int64_t)given->tables_bytes, begin, end;
+	return !__builtin_sub_overflow(from, base, &begin) &&
+	       !__builtin_add_overflow(begin, high, &end) &&
+	       !__builtin_add_overflow(begin, low, &begin) && begin >= 0 &&
+	       end <= bytes - (int64_t)sizeof(uint32_t);
+}
+
+/* What raises the tables, or looks there, does so inside. */
+static bool tables_hold(const struct engine_program *given, const struct move *move)
+{
+	const struct blocks *blocks = move->blocks;
+	int64_t low = 0, high = 0, each = sizeof(uint32_t);
+
+	if (move_element_count(move) == 0)
+		return true;
+	switch (move->kind) {
+	case MOVE_CAST:
+	case MOVE_SCALE:
+	case MOVE_DEQUANTIZE:
+		return true;
+	case MOVE_RAISE:
+		for (uint32_t d = 0; d < move->dim_count; d++)
+			if (!range_add(&low, &high, 0, move->extent[d] - 1, move->dst_stride[d]))
+				return false;
+		return is_in_tables(given, move->dst, low, high);
+	case MOVE_MAXIMA:
+	case MOVE_QUANTIZE:
+		break;
+	}
+	for (uint32_t d = 0; d < move->dim_count; d++) {
+		uint64_t last;
+		if (blocks->each[d] == 0 ||
+		    __builtin_add_overflow(blocks->first[d], move->extent[d] - 1, &last) ||
+		    !range_add(&low, &high, blocks->first[d] / blocks->each[d],
+			       last / blocks->each[d], blocks->stride[d]))
+			return false;
+	}
+	return !__builtin_mul_overflow(low, each, &low) &&
+	       !__builtin_mul_overflow(high, each, &high) &&
+	       is_in_tables(given, blocks->table, low, high);
+}
+
+static int tables_check(const struct engine_program *given, const struct move *move, uint32_t index,
+			struct ws_error *err)
+{
+	if (tables_hold(given, move))
+		return 0;
+	return ws_fail(err, -EINVAL, "move %u is to look outside the %llu bytes of the tables",
+		       index, (unsigned long long)given->tables_bytes);
+}
+
+/* Of a local or a receive. */
+static int moves_check(const struct engine_program *given, const struct move *moves, uint32_t count,
+		       struct ws_error *err)
+{
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		rc = convert_can(&moves[i])
+			     ? tables_check(given, &moves[i], i, err)
+			     : ws_fail(err, -EINVAL,
+				       "move %u can't turn %s into %s in %u dimensions", i,
+				       ws_dtype_name(moves[i].from), ws_dtype_name(moves[i].to),
+				       moves[i].dim_count);
+	return rc;
+}
+
+/* Every move of a send, and whether one of them does more than cast. */
+static int gather_check(const struct engine_program *given, const struct send *send,
+			bool *quantizes_out, struct ws_error *err)
+{
+	int rc = cut_check(send->moves, send->move_count, send->bytes, err);
+	for (uint32_t i = 0; rc == 0 && i < send->move_count; i++) {
+		rc = tables_check(given, &send->moves[i].move, i, err);
+		*quantizes_out |= send->moves[i].move.kind != MOVE_CAST;
+	}
+	return rc;
+}
+
+/* ------------------------------------------------------------------------------- sends */
+
+static int local_check(struct engine *engine, const struct send *send, uint32_t index,
 		       struct ws_error *err)
 {
 	if (send->local == NULL) {
 		if (engine->block_count == 0)
 			return ws_fail(err, -EINVAL,
 				       "send %u is gathered, but the engine has no staging", index);
-		int rc = cut_check(send->moves, send->move_count, send->bytes, err);
+		int rc = gather_check(&engine->program.given, send,
+				      &engine->program.sends[index].quantizes, err);
 		return rc == 0 ? 0 : ws_fail_in(err, rc, "send %u", index);
 	}
 	const struct region *region = region_find(engine, send->local_region);
@@ -116,11 +214,33 @@ static int receives_check(struct engine *engine, struct ws_error *err)
 				       "receive %u holds gate %u shut, but there are %u", i,
 				       receive->gate, given->gate_count);
 		engine->program.gates[receive->gate].receive_count++;
-		for (uint32_t k = 0; k < receive->move_count; k++)
-			if (!convert_can(&receive->moves[k]))
-				return ws_fail(err, -EINVAL, "receive %u can't turn %s into %s", i,
-					       ws_dtype_name(receive->moves[k].from),
-					       ws_dtype_name(receive->moves[k].to));
+		int rc = moves_check(given, receive->moves, receive->move_count, err);
+		if (rc != 0)
+			return ws_fail_in(err, rc, "receive %u", i);
+	}
+	return 0;
+}
+
+static int locals_check(struct engine *engine, struct ws_error *err)
+{
+	const struct engine_program *given = &engine->program.given;
+
+	if ((uintptr_t)given->tables % sizeof(uint32_t) != 0 ||
+	    given->tables_bytes > (given->tables == NULL ? 0 : INT64_MAX))
+		return ws_fail(err, -EINVAL, "%llu bytes of tables at %p can't be",
+			       (unsigned long long)given->tables_bytes, given->tables);
+	for (uint32_t i = 0; i < given->local_count; i++) {
+		const struct local *local = &given->locals[i];
+		for (uint32_t k = 0; k < ARRAY_SIZE(local->gates); k++) {
+			if (local->gates[k] > given->gate_count)
+				return ws_fail(err, -EINVAL,
+					       "local %u holds gate %u shut, but there are %u", i,
+					       local->gates[k], given->gate_count);
+			engine->program.gates[local->gates[k]].local_count++;
+		}
+		int rc = moves_check(given, local->moves, local->move_count, err);
+		if (rc != 0)
+			return ws_fail_in(err, rc, "local %u", i);
 	}
 	return 0;
 }
@@ -156,6 +276,8 @@ int engine_set_program(struct engine *engine, const struct engine_program *given
 	program_release(engine);
 	program->given = *given;
 	int rc = program_allocate(engine, err);
+	if (rc == 0)
+		rc = locals_check(engine, err);
 	for (uint32_t i = 0; i < given->send_count && rc == 0; i++)
 		rc = send_take(engine, i, err);
 	if (rc == 0)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The stage thread: gathers ops into staging blocks, hashes, scatters out of ring slots.  It is
- * joined to the engine's thread by two single-producer rings; each side sleeps on an eventfd
- * that the other writes only if it wasn't written since the sleeper last looked.
+ * The stage thread: does locals, gathers ops into staging blocks, hashes, scatters out of ring
+ * slots.  It is joined to the engine's thread by two single-producer rings; each side sleeps on an
+ * eventfd that the other writes only if it wasn't written since the sleeper last looked.
  */
 #include <errno.h>
 #include <poll.h>
@@ -51,6 +51,15 @@ static void do_send_op(const struct engine *engine, struct stage_result *result)
 	result->done = true;
 }
 
+/* True if all were done: none after the attempt has ended. */
+static bool do_moves(const struct stage *stage, uint32_t serial, const struct move *moves,
+		     uint32_t count)
+{
+	for (uint32_t i = 0; i < count && is_live(stage, serial); i++)
+		convert_move(&moves[i]);
+	return is_live(stage, serial);
+}
+
 static void do_receive(const struct engine *engine, const struct stage *stage,
 		       struct stage_result *result)
 {
@@ -66,12 +75,15 @@ static void do_receive(const struct engine *engine, const struct stage *stage,
 					 &stage->serial, serial);
 		result->wrong = result->got != result->want;
 	}
-	for (uint32_t i = 0; i < receive->move_count && !result->wrong; i++) {
-		if (!is_live(stage, serial))
-			return;
-		convert_move(&receive->moves[i]);
-	}
-	result->done = is_live(stage, serial);
+	result->done =
+		do_moves(stage, serial, receive->moves, result->wrong ? 0 : receive->move_count);
+}
+
+static void do_local(const struct engine *engine, const struct stage *stage,
+		     struct stage_result *result)
+{
+	const struct local *local = &engine->program.given.locals[result->request.index];
+	result->done = do_moves(stage, result->request.serial, local->moves, local->move_count);
 }
 
 static void do_request(struct stage *stage, const struct stage_request *request,
@@ -88,6 +100,9 @@ static void do_request(struct stage *stage, const struct stage_request *request,
 		break;
 	case STAGE_RECEIVE:
 		do_receive(stage->engine, stage, result);
+		break;
+	case STAGE_LOCAL:
+		do_local(stage->engine, stage, result);
 		break;
 	}
 	result->ns = clock_ns() - begin;
