@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a rollout must hold: for every element of a param, the checkpoint's element that the
- * manifest puts there, cast to the trainer's dtype, changed for the version, cast to the rollout's.
- * Shares no code with the planner's evaluation of expressions.
+ * manifest puts there, cast to the trainer's dtype, changed for the version, and then cast to the
+ * rollout's, or quantized.  Shares no code with the planner's evaluation of expressions.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -84,24 +84,161 @@ struct comparison {
 	enum ws_dtype dtype, trained; /* at the rollout, at the trainer */
 	const uint8_t *memory;
 	uint64_t version;
+	uint32_t dim_count;
+	uint64_t shape[TREE_DIM_MAX];
 	uint64_t index[TREE_DIM_MAX]; /* of the next element */
 	uint64_t different;
 	struct ws_error *first;
+
+	bool is_scale, is_quantized; /* codes or scales that were made on the way */
+	struct scheme scheme;	     /* of both, and of scales that the checkpoint lists */
+	uint64_t each[TREE_DIM_MAX]; /* elements of the weight by one of the scale; else 1 */
+	struct tree **leaves;	     /* of a scale per tensor: by element */
 };
 
-/* The expected bits of the next element, in the trainer's dtype. */
-static int expect(struct comparison *compare, void *out, struct ws_error *err)
-{
-	uint64_t element = 0;
-	size_t each = ws_dtype_bytes(compare->trained);
-	uint32_t bits = 0;
-	struct tree *leaf = tree_locate(compare->tree, compare->index, &element);
+/* ---------------------------------------------------------------- a scale's elements */
 
-	if (leaf == NULL) {
-		memset(out, 0, each);
+/* How many elements of a local dim of the weight lie under one scale; 0: they aren't in a row. */
+static uint64_t local_each(const struct scheme *scheme, const struct tree *tree, uint32_t dim)
+{
+	switch (tree->op[0]) {
+	case 't':
+		return oracle_each(scheme, tree, dim);
+	case 'k':
+		return dim == 0 ? 1 : local_each(scheme, tree->child[0], dim - 1);
+	case 'x':
+		return local_each(scheme, tree->child[0], tree->perm[dim]);
+	case 'f':
+		return 0;
+	default:
+		return local_each(scheme, tree->child[0], dim);
+	}
+}
+
+static uint32_t count_leaves(const struct tree *tree)
+{
+	uint32_t count = tree->op[0] == 't';
+	for (uint32_t i = 0; i < tree->child_count; i++)
+		count += count_leaves(tree->child[i]);
+	return count;
+}
+
+/* Each tensor once, in the order of the expression, for each expert anew; list[from..count) are
+ * those of this expert so far. */
+static uint32_t list_leaves(struct tree *tree, struct tree **list, uint32_t from, uint32_t count)
+{
+	for (uint32_t i = from; tree->op[0] == 't' && i < count; i++)
+		if (list[i]->tensor == tree->tensor)
+			return count;
+	if (tree->op[0] == 't')
+		list[count++] = tree;
+	for (uint32_t i = 0; i < tree->child_count; i++)
+		count = list_leaves(tree->child[i], list, tree->op[0] == 'k' ? count : from, count);
+	return count;
+}
+
+static int shape_scale(struct comparison *compare, struct ws_error *err)
+{
+	const struct tree *tree = compare->tree;
+	if (compare->scheme.whole) {
+		compare->leaves = arena_array(compare->reading->arena, count_leaves(tree),
+					      sizeof(struct tree *));
+		if (compare->leaves == NULL)
+			return ws_fail(err, -ENOMEM, "oracle: no memory");
+		compare->dim_count = 1;
+		compare->shape[0] = list_leaves(compare->tree, compare->leaves, 0, 0);
 		return 0;
 	}
-	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
+	for (uint32_t d = 0; d < tree->dim_count; d++) {
+		uint64_t each = local_each(&compare->scheme, tree, d);
+		if (each == 0)
+			return ws_fail(err, -ENOTSUP, "oracle: the scale '%s' is of a flat weight",
+				       compare->param);
+		compare->each[d] = each;
+		compare->shape[d] = (tree->shape[d] + each - 1) / each;
+	}
+	return 0;
+}
+
+/* The first tensor below. */
+static struct tree *first_leaf(struct tree *tree)
+{
+	while (tree->child_count > 0)
+		tree = tree->child[0];
+	return tree;
+}
+
+/* A scale that isn't made on the way: the tensor that the checkpoint lists for a weight. */
+static int find_listed(const struct comparison *compare, struct tree *weight, struct ws_error *err)
+{
+	char name[2 * NAME_MAX_BYTES];
+	if (weight->listed != NULL)
+		return 0;
+	weight->listed = arena_alloc(compare->reading->arena, sizeof(*weight->listed));
+	if (weight->listed == NULL)
+		return ws_fail(err, -ENOMEM, "oracle: no memory");
+	snprintf(name, sizeof(name), "%s%s", weight->tensor->name, compare->scheme.suffix);
+	return tree_leaf(compare->reading, name, weight->listed, err);
+}
+
+/* What the param is, by its entry: elements, codes of them, or scales. */
+static int shape_param(struct comparison *compare, const struct spot *spot, struct ws_error *err)
+{
+	compare->trained = first_leaf(compare->tree)->trained;
+	compare->is_scale = spot->is_scale;
+	compare->dim_count = compare->tree->dim_count;
+	for (uint32_t d = 0; d < compare->dim_count; d++) {
+		compare->shape[d] = compare->tree->shape[d];
+		compare->each[d] = 1;
+	}
+	if (json_get(spot->param, "q") == NULL)
+		return 0;
+	int rc = oracle_find(spot, &compare->scheme, err);
+	if (rc != 0)
+		return rc;
+	compare->is_quantized = compare->trained != compare->scheme.code;
+	if (compare->is_scale)
+		rc = shape_scale(compare, err);
+	if (rc == 0 && compare->is_scale && !compare->is_quantized) {
+		struct tree *weight = first_leaf(compare->tree);
+		rc = find_listed(compare, weight, err);
+		if (rc == 0)
+			compare->trained = weight->listed->trained;
+	}
+	return rc;
+}
+
+/* ---------------------------------------------------------------- one element */
+
+/* The tensor whose element stands at index, NULL for a zero.  Of a scale: the weight, and the first
+ * element under it. */
+static struct tree *locate(const struct comparison *compare, const uint64_t *index,
+			   uint64_t *element_out)
+{
+	uint64_t below[TREE_DIM_MAX];
+	*element_out = 0;
+	if (compare->leaves != NULL)
+		return compare->leaves[index[0]];
+	for (uint32_t d = 0; d < compare->dim_count; d++)
+		below[d] = index[d] * compare->each[d];
+	return tree_locate(compare->tree, below, element_out);
+}
+
+/* The bits of the next element in the dtype in which the trainer holds it. */
+static int expect_trained(struct comparison *compare, struct tree *leaf, uint64_t element,
+			  void *out, struct ws_error *err)
+{
+	size_t each = ws_dtype_bytes(compare->trained);
+	uint32_t bits = 0;
+	int rc = 0;
+
+	if (compare->is_scale) {
+		rc = find_listed(compare, leaf, err);
+		element = oracle_block(&compare->scheme, leaf, element);
+		leaf = leaf->listed;
+	}
+	if (rc == 0 && leaf->data == NULL)
+		rc = load_tensor(compare->reading, leaf, err);
 	if (rc != 0)
 		return rc;
 	if (leaf->trained != compare->trained)
@@ -113,14 +250,66 @@ static int expect(struct comparison *compare, void *out, struct ws_error *err)
 	return 0;
 }
 
+/* The bits of the next code or scale. */
+static int expect_quantized(struct comparison *compare, struct tree *leaf, uint64_t element,
+			    void *out, struct ws_error *err)
+{
+	const struct scheme *scheme = &compare->scheme;
+	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
+	if (rc == 0 && leaf->scales == NULL)
+		rc = oracle_scales(scheme, leaf, compare->version, err);
+	if (rc != 0)
+		return rc;
+	uint32_t bits = compare->is_scale
+				? oracle_scale_bits(
+					  scheme, leaf->scales[oracle_block(scheme, leaf, element)])
+				: oracle_code(scheme, leaf, element, compare->version);
+	memcpy(out, &bits, ws_dtype_bytes(compare->dtype));
+	return 0;
+}
+
 static void advance(struct comparison *compare)
 {
-	for (uint32_t d = compare->tree->dim_count; d-- > 0;) {
-		if (++compare->index[d] < compare->tree->shape[d])
+	for (uint32_t d = compare->dim_count; d-- > 0;) {
+		if (++compare->index[d] < compare->shape[d])
 			return;
 		compare->index[d] = 0;
 	}
 }
+
+/* What the next elements must be, in the rollout's dtype. */
+static int expect_batch(struct comparison *compare, uint64_t count, uint8_t *want,
+			struct ws_error *err)
+{
+	static _Thread_local uint8_t trained[BATCH * 8];
+	bool made = compare->is_quantized;
+	size_t from = ws_dtype_bytes(compare->trained), to = ws_dtype_bytes(compare->dtype);
+	int rc = 0;
+
+	for (uint64_t i = 0; rc == 0 && i < count; i++) {
+		uint64_t element;
+		struct tree *leaf = locate(compare, compare->index, &element);
+		void *out = made ? want + i * to : trained + i * from;
+		if (leaf == NULL)
+			memset(out, 0, made ? to : from);
+		else
+			rc = made ? expect_quantized(compare, leaf, element, out, err)
+				  : expect_trained(compare, leaf, element, out, err);
+		advance(compare);
+	}
+	if (rc == 0 && !made)
+		convert_move(&(struct move){.src = trained,
+					    .dst = want,
+					    .dim_count = 1,
+					    .extent = {count},
+					    .src_stride = {(int64_t)from},
+					    .dst_stride = {(int64_t)to},
+					    .from = compare->trained,
+					    .to = compare->dtype});
+	return rc;
+}
+
+/* ---------------------------------------------------------------- the comparison */
 
 /* Names the first difference in canonical coordinates. */
 static void describe(struct comparison *compare, const uint64_t *index, uint64_t position,
@@ -129,62 +318,40 @@ static void describe(struct comparison *compare, const uint64_t *index, uint64_t
 	uint64_t element = 0;
 	uint64_t want_bits = 0, got_bits = 0;
 	size_t each = ws_dtype_bytes(compare->dtype);
-	struct tree *leaf = tree_locate(compare->tree, index, &element);
+	struct tree *leaf = locate(compare, index, &element);
 	memcpy(&want_bits, want, each);
 	memcpy(&got_bits, got, each);
 	ws_fail(compare->first, -EIO,
-		"param '%s' element %" PRIu64 ": expected 0x%" PRIx64 " (element %" PRIu64
+		"param '%s' element %" PRIu64 ": expected 0x%" PRIx64 " (%selement %" PRIu64
 		" of '%s'), got 0x%" PRIx64,
-		compare->param, position, want_bits, element,
+		compare->param, position, want_bits, compare->is_scale ? "scale of " : "", element,
 		leaf != NULL ? leaf->tensor->name : "padding", got_bits);
 }
 
 static int compare_batch(struct comparison *compare, uint64_t begin, uint64_t count,
 			 struct ws_error *err)
 {
-	static _Thread_local uint8_t raw[BATCH * 8], want[BATCH * 8];
+	static _Thread_local uint8_t want[BATCH * 8];
 	uint64_t start[TREE_DIM_MAX];
-	size_t from = ws_dtype_bytes(compare->trained), to = ws_dtype_bytes(compare->dtype);
-	int rc = 0;
+	size_t each = ws_dtype_bytes(compare->dtype);
 
 	memcpy(start, compare->index, sizeof(start));
-	for (uint64_t i = 0; rc == 0 && i < count; i++) {
-		rc = expect(compare, raw + i * from, err);
-		advance(compare);
-	}
-	if (rc != 0)
+	int rc = expect_batch(compare, count, want, err);
+	const uint8_t *got = compare->memory + begin * each;
+	if (rc != 0 || memcmp(want, got, count * each) == 0)
 		return rc;
-	convert_move(&(struct move){.src = raw,
-				    .dst = want,
-				    .dim_count = 1,
-				    .extent = {count},
-				    .src_stride = {(int64_t)from},
-				    .dst_stride = {(int64_t)to},
-				    .from = compare->trained,
-				    .to = compare->dtype});
-	const uint8_t *got = compare->memory + begin * to;
-	if (memcmp(want, got, count * to) == 0)
-		return 0;
 	memcpy(compare->index, start, sizeof(start));
 	for (uint64_t i = 0; i < count; i++) {
-		if (memcmp(want + i * to, got + i * to, to) != 0) {
+		if (memcmp(want + i * each, got + i * each, each) != 0) {
 			if (compare->first != NULL && compare->first->code == 0)
-				describe(compare, compare->index, begin + i, want + i * to,
-					 got + i * to);
-			for (size_t b = 0; b < to; b++)
-				compare->different += want[i * to + b] != got[i * to + b];
+				describe(compare, compare->index, begin + i, want + i * each,
+					 got + i * each);
+			for (size_t b = 0; b < each; b++)
+				compare->different += want[i * each + b] != got[i * each + b];
 		}
 		advance(compare);
 	}
 	return 0;
-}
-
-/* The dtype of the first tensor below. */
-static enum ws_dtype first_trained(const struct tree *tree)
-{
-	while (tree->child_count > 0)
-		tree = tree->child[0];
-	return tree->trained;
 }
 
 int oracle_compare(struct oracle *oracle, const char *param, enum ws_dtype dtype,
@@ -207,14 +374,14 @@ int oracle_compare(struct oracle *oracle, const char *param, enum ws_dtype dtype
 	if (rc == 0)
 		rc = tree_make(&reading, &spot, json_get(spot.param, "x"), spot.expert,
 			       &compare.tree, err);
-	for (uint32_t d = 0; rc == 0 && d < compare.tree->dim_count; d++)
-		shaped *= compare.tree->shape[d];
+	if (rc == 0)
+		rc = shape_param(&compare, &spot, err);
+	for (uint32_t d = 0; rc == 0 && d < compare.dim_count; d++)
+		shaped *= compare.shape[d];
 	if (rc == 0 && shaped != count)
 		rc = ws_fail(err, -EINVAL,
 			     "oracle: param '%s' must have %" PRIu64 " elements, it has %" PRIu64,
 			     param, shaped, count);
-	if (rc == 0)
-		compare.trained = first_trained(compare.tree);
 	for (uint64_t at = 0; rc == 0 && at < count; at += BATCH)
 		rc = compare_batch(&compare, at, MIN(count - at, (uint64_t)BATCH), err);
 	tree_release(compare.tree);

@@ -23,6 +23,8 @@ struct tree {
 	uint64_t hash;			/* of its name */
 	enum ws_dtype trained;		/* dtype at the trainer */
 	uint8_t *data; /* owned: the tensor in the trainer's dtype, read when first needed */
+	float *scales; /* owned: if the param is quantized, one per block, as they are stored */
+	struct tree *listed; /* or the tensor of the checkpoint that holds them */
 	uint32_t child_count;
 	struct tree **child;
 };
@@ -30,6 +32,7 @@ struct tree {
 /* Where an expression is evaluated. */
 struct spot {
 	const struct json *manifest, *param;
+	bool is_scale; /* the name is that of the param's scale */
 	uint32_t rank;
 	int32_t layer, expert;
 	const int32_t *experts; /* for `k`: the rank's list */
@@ -60,10 +63,38 @@ enum ws_dtype trained_dtype(const struct reading *reading, const char *tensor,
 			    enum ws_dtype stored);
 
 /* ---- oracle_tree.c */
+/* A whole tensor of the checkpoint; its data isn't read yet. */
+int tree_leaf(const struct reading *reading, const char *name, struct tree *leaf_out,
+	      struct ws_error *err);
 int tree_make(const struct reading *reading, const struct spot *spot, const struct json *expression,
 	      int32_t expert, struct tree **tree_out, struct ws_error *err);
 void tree_release(struct tree *tree); /* data only; nodes are in the arena */
 /* Which canonical element stands at index of the node: NULL for a zero. */
 struct tree *tree_locate(struct tree *tree, const uint64_t *index, uint64_t *element_out);
+
+/* ---- oracle_quant.c */
+/* How a param is quantized, as the manifest's "schemes" says. */
+struct scheme {
+	enum ws_dtype code, scale;
+	bool whole;	   /* one scale for a tensor */
+	uint64_t block[2]; /* rows and columns under one scale; 0: all */
+	float eps;
+	bool pow2, reciprocal;
+	const char *suffix; /* of a canonical scale's name */
+};
+
+/* The scheme that the spot's param has in "q". */
+int oracle_find(const struct spot *spot, struct scheme *scheme_out, struct ws_error *err);
+/* How many elements of a dim of a canonical tensor lie under one scale. */
+uint64_t oracle_each(const struct scheme *scheme, const struct tree *leaf, uint32_t dim);
+/* In which of the tensor's blocks, counted row-major, an element lies. */
+uint64_t oracle_block(const struct scheme *scheme, const struct tree *leaf, uint64_t element);
+/* Fills leaf->scales from leaf->data. */
+int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t version,
+		  struct ws_error *err);
+/* A scale as it is stored. */
+uint32_t oracle_scale_bits(const struct scheme *scheme, float scale);
+uint8_t oracle_code(const struct scheme *scheme, const struct tree *leaf, uint64_t element,
+		    uint64_t version);
 
 #endif

@@ -260,11 +260,10 @@ static int on_stage(const struct spot *spot, bool *here_out, struct ws_error *er
 }
 
 /* Tries one entry at one layer: is the wanted name one of its params? */
-static int try_layer(const struct reading *reading, struct spot *spot, const char *name,
-		     bool *found_out, struct ws_error *err)
+static int try_layer(const struct reading *reading, struct spot *spot, const char *pattern,
+		     const char *name, bool *found_out, struct ws_error *err)
 {
 	const struct json *each = json_get(spot->param, "each");
-	const char *pattern = json_text(spot->param, "p", "");
 	char candidate[NAME_MAX_BYTES];
 	bool here = true;
 
@@ -296,15 +295,53 @@ static int try_layer(const struct reading *reading, struct spot *spot, const cha
 }
 
 static int try_range(const struct reading *reading, struct spot *spot, const struct json *range,
-		     const char *name, bool *found_out, struct ws_error *err)
+		     const char *pattern, const char *name, bool *found_out, struct ws_error *err)
 {
 	int rc = 0;
 	for (int64_t layer = json_at(range, 0)->integer;
 	     rc == 0 && !*found_out && layer < json_at(range, 1)->integer; layer++) {
 		spot->layer = (int32_t)layer;
-		rc = try_layer(reading, spot, name, found_out, err);
+		rc = try_layer(reading, spot, pattern, name, found_out, err);
 	}
 	return rc;
+}
+
+/* One entry, at all of its layers. */
+static int try_entry(const struct reading *reading, struct spot *spot, const char *pattern,
+		     const char *name, bool *found_out, struct ws_error *err)
+{
+	const struct json *ranges = json_get(json_get(spot->param, "each"), "L");
+	int rc = 0;
+
+	spot->layer = -1;
+	if (ranges == NULL)
+		return try_layer(reading, spot, pattern, name, found_out, err);
+	/* the name of a set, or the ranges themselves */
+	if (ranges->type == JSON_STRING)
+		ranges = json_get(json_get(spot->manifest, "layers"), ranges->text);
+	if (ranges == NULL || ranges->first == NULL)
+		return 0;
+	if (ranges->first->type == JSON_NUMBER)
+		return try_range(reading, spot, ranges, pattern, name, found_out, err);
+	for (const struct json *r = ranges->first; rc == 0 && !*found_out && r != NULL; r = r->next)
+		rc = try_range(reading, spot, r, pattern, name, found_out, err);
+	return rc;
+}
+
+/* The entry's second name: that of the scale of what it quantizes. */
+static int try_scale(const struct reading *reading, struct spot *spot, const char *name,
+		     bool *found_out, struct ws_error *err)
+{
+	char pattern[2 * NAME_MAX_BYTES];
+	struct scheme scheme;
+
+	spot->is_scale = true;
+	int rc = oracle_find(spot, &scheme, err);
+	if (rc != 0)
+		return rc;
+	snprintf(pattern, sizeof(pattern), "%s%s", json_text(spot->param, "p", ""), scheme.suffix);
+	return try_entry(reading, spot, json_text(spot->param, "scale", pattern), name, found_out,
+			 err);
 }
 
 int spot_find(const struct reading *reading, const struct json *manifest, uint32_t rank,
@@ -315,24 +352,10 @@ int spot_find(const struct reading *reading, const struct json *manifest, uint32
 	int rc = 0;
 	for (const struct json *at = params ? params->first : NULL; rc == 0 && !found && at;
 	     at = at->next) {
-		const struct json *ranges = json_get(json_get(at, "each"), "L");
-		*spot_out =
-			(struct spot){.manifest = manifest, .param = at, .rank = rank, .layer = -1};
-		if (ranges == NULL) {
-			rc = try_layer(reading, spot_out, name, &found, err);
-			continue;
-		}
-		/* the name of a set, or the ranges themselves */
-		if (ranges->type == JSON_STRING)
-			ranges = json_get(json_get(manifest, "layers"), ranges->text);
-		if (ranges == NULL || ranges->first == NULL)
-			continue;
-		if (ranges->first->type == JSON_NUMBER)
-			rc = try_range(reading, spot_out, ranges, name, &found, err);
-		else
-			for (const struct json *r = ranges->first; rc == 0 && !found && r;
-			     r = r->next)
-				rc = try_range(reading, spot_out, r, name, &found, err);
+		*spot_out = (struct spot){.manifest = manifest, .param = at, .rank = rank};
+		rc = try_entry(reading, spot_out, json_text(at, "p", ""), name, &found, err);
+		if (rc == 0 && !found && json_get(at, "q") != NULL)
+			rc = try_scale(reading, spot_out, name, &found, err);
 	}
 	if (rc == 0 && !found)
 		rc = ws_fail(err, -ENOENT, "oracle: no param '%s' at rank %u", name, rank);

@@ -9,6 +9,22 @@
 
 #include "cli/oracle.h"
 
+int tree_leaf(const struct reading *reading, const char *name, struct tree *leaf_out,
+	      struct ws_error *err)
+{
+	const struct st_tensor *tensor = checkpoint_find(reading->checkpoint, name);
+	if (tensor == NULL || tensor->dim_count > TREE_DIM_MAX)
+		return ws_fail(err, -ENOENT, "oracle: the checkpoint has no tensor '%s'", name);
+	*leaf_out = (struct tree){.op = "t",
+				  .tensor = tensor,
+				  .hash = digest_bytes(name, strlen(name), 0),
+				  .trained = trained_dtype(reading, name, tensor->dtype),
+				  .dim_count = tensor->dim_count};
+	for (uint32_t d = 0; d < tensor->dim_count; d++)
+		leaf_out->shape[d] = tensor->dim[d];
+	return 0;
+}
+
 static int make_children(const struct reading *reading, const struct spot *spot,
 			 const struct json *first, uint32_t count, int32_t expert,
 			 struct tree *tree, struct ws_error *err)
@@ -33,15 +49,7 @@ static int make_tensor(const struct reading *reading, const struct spot *spot,
 {
 	char name[NAME_MAX_BYTES];
 	spot_name(spot, json_at(json, 1)->text, expert, -1, name, sizeof(name));
-	tree->tensor = checkpoint_find(reading->checkpoint, name);
-	if (tree->tensor == NULL || tree->tensor->dim_count > TREE_DIM_MAX)
-		return ws_fail(err, -ENOENT, "oracle: the checkpoint has no tensor '%s'", name);
-	tree->hash = digest_bytes(name, strlen(name), 0);
-	tree->trained = trained_dtype(reading, name, tree->tensor->dtype);
-	tree->dim_count = tree->tensor->dim_count;
-	for (uint32_t d = 0; d < tree->dim_count; d++)
-		tree->shape[d] = tree->tensor->dim[d];
-	return 0;
+	return tree_leaf(reading, name, tree, err);
 }
 
 /* a becomes the first row, the shape the rank's part. */
@@ -188,7 +196,10 @@ void tree_release(struct tree *tree)
 	if (tree == NULL)
 		return;
 	mem_free(tree->data);
+	mem_free(tree->scales);
 	tree->data = NULL;
+	tree->scales = NULL;
+	tree_release(tree->listed);
 	for (uint32_t i = 0; i < tree->child_count; i++)
 		tree_release(tree->child[i]);
 }
