@@ -128,9 +128,17 @@ void rendezvous_end(struct rendezvous *meet);
 /* A manifest file; *text_out is the caller's (mem_free).  Findings are said. */
 int load_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
 		  size_t *bytes_out, struct ws_error *err);
-/* The same for who says the findings itself; the manifest as by manifest_parse_faulty. */
-int read_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
-		  size_t *bytes_out, struct findings *findings, struct ws_error *err);
+/* Both sides' manifests by enum side, owned, for who says the findings itself. */
+struct manifest_pair {
+	struct manifest *sides[2];
+	void *texts[2];
+};
+/* Goes on after the first fault, so that one run finds those of both files; the sentence of a
+ * second bad file is said.  Also with an error both may be there (as by manifest_parse_faulty):
+ * then a plan finds the faults of the pair.  *pair is for pair_release in any case. */
+int pair_read(struct manifest_pair *pair, const char *const files[2], struct findings *findings,
+	      struct ws_error *err);
+void pair_release(struct manifest_pair *pair);
 /* A folder with a checkpoint, or a built-in name. */
 int load_model(const char *name_or_folder, struct model **model_out, struct ws_error *err);
 

@@ -11,8 +11,10 @@
 #define CONFIG_BYTES_MAX   (4u << 20)
 #define MANIFEST_BYTES_MAX (64u << 20)
 
-int read_manifest(const char *path, enum side side, struct manifest **manifest_out, void **text_out,
-		  size_t *bytes_out, struct findings *findings, struct ws_error *err)
+/* The manifest as by manifest_parse_faulty. */
+static int read_manifest(const char *path, enum side side, struct manifest **manifest_out,
+			 void **text_out, size_t *bytes_out, struct findings *findings,
+			 struct ws_error *err)
 {
 	void *text = NULL;
 
@@ -52,6 +54,33 @@ int load_manifest(const char *path, enum side side, struct manifest **manifest_o
 	}
 	arena_release(&arena);
 	return rc;
+}
+
+int pair_read(struct manifest_pair *pair, const char *const files[2], struct findings *findings,
+	      struct ws_error *err)
+{
+	int rc = 0;
+
+	*pair = (struct manifest_pair){0};
+	for (int side = 0; side < 2; side++) {
+		struct ws_error later = {0};
+		size_t bytes;
+		int fault =
+			read_manifest(files[side], (enum side)side, &pair->sides[side],
+				      &pair->texts[side], &bytes, findings, rc == 0 ? err : &later);
+		if (rc != 0 && fault != 0)
+			say_failure(&later);
+		rc = rc != 0 ? rc : fault;
+	}
+	return rc;
+}
+
+void pair_release(struct manifest_pair *pair)
+{
+	for (int side = 0; side < 2; side++) {
+		manifest_free(pair->sides[side]);
+		mem_free(pair->texts[side]);
+	}
 }
 
 /* What the planner wants to know of each tensor. */

@@ -123,22 +123,12 @@ static int read_and_report(const char *const *files, const struct plan_command *
 			   struct arena *arena, struct ws_error *err)
 {
 	struct findings findings = {.arena = arena};
-	struct manifest *manifests[2] = {0};
+	struct manifest_pair pair;
 	struct ws_error later = {0};
-	void *texts[2] = {0};
-	size_t bytes[2];
-	int rc = 0;
 
-	for (int side = 0; side < 2; side++) {
-		int fault =
-			read_manifest(files[side], (enum side)side, &manifests[side], &texts[side],
-				      &bytes[side], &findings, rc == 0 ? err : &later);
-		if (rc != 0 && fault != 0)
-			say_failure(&later);
-		rc = rc != 0 ? rc : fault;
-	}
-	struct plan_input input = {.trainer = manifests[SIDE_TRAINER],
-				   .rollout = manifests[SIDE_ROLLOUT],
+	int rc = pair_read(&pair, files, &findings, err);
+	struct plan_input input = {.trainer = pair.sides[SIDE_TRAINER],
+				   .rollout = pair.sides[SIDE_ROLLOUT],
 				   .rules = wanted->rules};
 	if (input.trainer != NULL && input.rollout != NULL) {
 		int fault =
@@ -147,10 +137,7 @@ static int read_and_report(const char *const *files, const struct plan_command *
 	}
 	if (rc != 0)
 		put_refusal(&input, wanted, &findings, err->text);
-	for (int side = 0; side < 2; side++) {
-		manifest_free(manifests[side]);
-		mem_free(texts[side]);
-	}
+	pair_release(&pair);
 	return rc;
 }
 

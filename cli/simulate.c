@@ -163,29 +163,26 @@ static int input_make(const struct simulate_command *wanted, bool what_if, struc
 	return rc;
 }
 
-static int play(const struct simulate_command *wanted, const struct manifest *trainer,
-		const struct manifest *rollout, bool what_if, struct played *played,
+/* With `refused` only to list what is wrong with the pair, too. */
+static int play(const struct simulate_command *wanted, const struct manifest_pair *pair,
+		bool refused, bool what_if, struct played *played, struct findings *findings,
 		struct ws_error *err)
 {
-	struct arena arena = {0};
-	struct findings findings = {.arena = &arena};
 	struct sim_options options = wanted->options;
-	struct plan_input input = {.trainer = trainer, .rollout = rollout};
+	struct plan_input input = {.trainer = pair->sides[SIDE_TRAINER],
+				   .rollout = pair->sides[SIDE_ROLLOUT]};
 	struct sim_slow slow;
 
-	int rc = input_make(wanted, what_if, &arena, &options, &input, err);
+	int rc = input_make(wanted, what_if, findings->arena, &options, &input, err);
 	if (rc == 0 && what_if && wanted->slow != NULL) {
 		rc = slow_parse(&input, wanted->slow, &slow, err);
 		options.slow = &slow;
 		options.slow_count = 1;
 	}
 	if (rc == 0)
-		rc = plan_make(&played->plan, &input, PLAN_ALL, &findings, err);
-	if (rc != 0)
-		say_findings(&findings);
-	else
+		rc = plan_make(&played->plan, &input, PLAN_ALL, findings, err);
+	if (rc == 0 && !refused)
 		rc = simulate_plan(&played->simulation, played->plan, &options, err);
-	arena_release(&arena);
 	return rc;
 }
 
@@ -234,26 +231,29 @@ static int put_report(const struct played *played, const struct simulation *befo
 static int simulate_files(const struct simulate_command *wanted, const char *const *files,
 			  struct ws_error *err)
 {
-	struct manifest *trainer = NULL, *rollout = NULL;
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
 	struct played before = {0}, played = {0};
-	void *texts[2] = {0};
-	size_t bytes[2];
+	struct manifest_pair pair;
+	struct ws_error later = {0};
 
-	int rc = load_manifest(files[0], SIDE_TRAINER, &trainer, &texts[0], &bytes[0], err);
-	if (rc == 0)
-		rc = load_manifest(files[1], SIDE_ROLLOUT, &rollout, &texts[1], &bytes[1], err);
+	int rc = pair_read(&pair, files, &findings, err);
+	if (rc != 0 && pair.sides[0] != NULL && pair.sides[1] != NULL)
+		play(wanted, &pair, true, false, &before, &findings, &later);
 	if (rc == 0 && has_what_if(wanted))
-		rc = play(wanted, trainer, rollout, false, &before, err);
+		rc = play(wanted, &pair, false, false, &before, &findings, err);
 	if (rc == 0)
-		rc = play(wanted, trainer, rollout, has_what_if(wanted), &played, err);
+		rc = play(wanted, &pair, false, has_what_if(wanted), &played, &findings, err);
 	if (rc == 0)
 		rc = put_report(&played, before.simulation, wanted, err);
+	if (rc != 0 && wanted->as_json && findings.count > 0)
+		put_findings(&findings);
+	else if (rc != 0)
+		say_findings(&findings);
 	played_release(&before);
 	played_release(&played);
-	manifest_free(trainer);
-	manifest_free(rollout);
-	mem_free(texts[0]);
-	mem_free(texts[1]);
+	pair_release(&pair);
+	arena_release(&arena);
 	return rc;
 }
 
@@ -393,6 +393,6 @@ const struct command command_simulate = {
 		"Plays an update on a model of NICs, NVLink and GPUs, and says how long it takes",
 	.usage = "TRAINER.json ROLLOUT.json [--replicas N] [--json] [--trace FILE]",
 	.more = "With a what-if option the update is planned and played twice, without it and with it.\n"
-		"Exit status 1: the source doesn't cover the target; every fault is listed.\n",
+		"Exit status 1: the source doesn't cover the target; every fault is listed (--json: as one object).\n",
 	.run = simulate_run,
 };

@@ -100,6 +100,17 @@ sed 's/{E}.down_proj/{E}.dwn_proj/g' T.json >B.json
 gives 1 "did it mean 'model.layers.{L}.mlp.experts.{E}.dwn_proj.weight'?" weightsync plan B.json R.json
 gives 1 '^  missing  model.layers.0.mlp.experts.0.down_proj.weight  *rollout rank 0' weightsync plan B.json R.json
 gives 1 '^{"ok":false,"count":.*"kind":"missing"' weightsync plan --json B.json R.json
+sed 's/"bf16"/"bf61"/' T.json >BT.json
+sed '0,/"bf16"/s//"b16"/' R.json >BR.json
+for form in "" --json; do
+	weightsync plan $form BT.json BR.json >planned 2>&1
+	if weightsync simulate $form BT.json BR.json >played 2>&1; [ $? = 1 ] && cmp -s planned played &&
+		grep -q "BR.json.*'b16'" played && grep -q "BT.json.*'bf61'" played; then
+		passed "simulate $form lists what plan does, of both files"
+	else
+		failed "simulate $form lists what plan does, of both files" "it doesn't" played
+	fi
+done
 weightsync plan T.json R.json --replicas 2 --json >plan.json 2>out &&
 	python3 - plan.json 2>>out <<'P' && passed "plan --json has its keys" || failed "plan --json has its keys" "no" out
 import json, sys
