@@ -39,7 +39,7 @@ CUDA_LIBS = -L$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) -lcud
 endif
 # Host code in .cu files is a few calls that launch kernels, so sanitizers leave it out.
 NVCC_FLAGS = -std=c++20 -O2 -lineinfo -fmad=false -I. -Werror all-warnings \
-	-Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fvisibility=hidden,-fno-exceptions,-fno-omit-frame-pointer \
+	-Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-fno-omit-frame-pointer \
 	$(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
 	-gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
 
@@ -61,7 +61,7 @@ endif
 FOLDERS = lib/base lib/cuda lib/transport lib/convert lib/link lib/engine lib/hub planner \
 	trainer_side rollout_side
 # What is built in: of each of these, the one or the other.
-CUDA_SOURCES = lib/cuda/runtime.c $(wildcard $(addsuffix /*.cu,$(FOLDERS)))
+CUDA_SOURCES = lib/cuda/runtime.c lib/cuda/share.c $(wildcard $(addsuffix /*.cu,$(FOLDERS)))
 CUDA_ABSENT = $(wildcard $(addsuffix /absent.c,$(FOLDERS)))
 SOURCES := $(filter-out $(CUDA_SOURCES) $(CUDA_ABSENT),$(wildcard $(addsuffix /*.c,$(FOLDERS)))) \
 	$(if $(NVCC),$(CUDA_SOURCES),$(CUDA_ABSENT))
@@ -127,7 +127,7 @@ $(BUILD)/%.o: %.c Makefile | $(BUILD)/config-$(if $(APT_$(GOAL)),$(GOAL),all).mk
 	@mkdir -p $(@D)
 	$(call SAY,CC,$<)$(CC) $(CFLAGS_ALL) -MMD -MP -c -o $@ $<
 
-$(BUILD)/lib/cuda/runtime.o: CFLAGS += -isystem $(CUDA_HOME)/include
+$(BUILD)/lib/cuda/runtime.o $(BUILD)/lib/cuda/share.o: CFLAGS += -isystem $(CUDA_HOME)/include
 
 # Where ccache stands before gcc, it stands before nvcc.
 $(BUILD)/%.o: %.cu Makefile

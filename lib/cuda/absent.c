@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h where the build found no nvcc: runtime.c stands in its place otherwise. */
-#include "lib/cuda/cuda.h"
+/* cuda.h where the build found no nvcc: runtime.c, share.c and copy.cu otherwise. */
+#include "lib/cuda/copy.h"
 
 #include <errno.h>
 
@@ -25,6 +25,11 @@ int cuda_use(int device, struct ws_error *err)
 {
 	(void)device;
 	return absent(err);
+}
+
+int cuda_current(void)
+{
+	return -1;
 }
 
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
@@ -118,5 +123,53 @@ int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_o
 int cuda_launched(const char *doing, struct ws_error *err)
 {
 	(void)doing;
+	return absent(err);
+}
+
+struct cuda_range cuda_range_of(const void *at)
+{
+	(void)at;
+	return (struct cuda_range){.device = -1};
+}
+
+int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
+		     struct ws_error *err)
+{
+	(void)memory;
+	*fd_out = -1;
+	*offset_out = 0;
+	return absent(err);
+}
+
+int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out,
+		    struct ws_error *err)
+{
+	(void)memory;
+	*share_out = (struct cuda_share){0};
+	return absent(err);
+}
+
+int cuda_share_open(const struct cuda_share *share, int device, void **base_out,
+		    struct ws_error *err)
+{
+	(void)share;
+	(void)device;
+	*base_out = NULL;
+	return absent(err);
+}
+
+void cuda_share_close(const struct cuda_share *share, int device, void *base)
+{
+	(void)share;
+	(void)device;
+	(void)base;
+}
+
+int copies_launch(const struct copies *copies, int device, struct CUstream_st *stream,
+		  struct ws_error *err)
+{
+	(void)copies;
+	(void)device;
+	(void)stream;
 	return absent(err);
 }

@@ -8,14 +8,19 @@
 
 #define PAGE_BYTES 4096
 
-int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
-		     struct ws_error *err)
+/* The caller may compute on another GPU. */
+static void device_leave(int before)
 {
-	*fd_out = -1;
-	*offset_out = 0;
-	return ws_fail(err, -ENOTSUP,
-		       "memory on GPU %d can't be reached as a dma-buf: that is not built in",
-		       memory->device);
+	if (before >= 0)
+		(void)cuda_use(before, NULL);
+}
+
+static void device_free(const struct ws_memory *memory)
+{
+	int before = cuda_current();
+
+	cuda_free(memory->device, memory->base);
+	device_leave(before);
 }
 
 void ws_memory_free(struct ws_memory *memory)
@@ -25,7 +30,7 @@ void ws_memory_free(struct ws_memory *memory)
 	if (memory->base != NULL && memory->place == WS_HOST)
 		host_free(memory);
 	if (memory->base != NULL && memory->place == WS_CUDA)
-		cuda_free(memory->device, memory->base);
+		device_free(memory);
 	*memory = (struct ws_memory){0};
 }
 
@@ -35,15 +40,17 @@ static int device_alloc(struct ws_memory *memory, size_t bytes, struct ws_error 
 
 	if (whole < bytes)
 		return ws_fail(err, -ENOMEM, "no %zu bytes on GPU %d", bytes, memory->device);
+	int before = cuda_current();
 	int rc = cuda_alloc(memory->device, whole, &memory->base, err);
-	if (rc != 0)
-		return rc;
-	memory->bytes = whole;
-	rc = cuda_fill(memory->base, 0, whole, NULL, err);
+	if (rc == 0) {
+		memory->bytes = whole;
+		rc = cuda_fill(memory->base, 0, whole, NULL, err);
+	}
 	if (rc == 0)
 		rc = cuda_stream_wait(NULL, err);
 	if (rc != 0)
 		ws_memory_free(memory);
+	device_leave(before);
 	return rc;
 }
 
@@ -58,4 +65,23 @@ int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err
 		return device_alloc(memory, bytes, err);
 	}
 	return ws_fail(err, -EINVAL, "memory place %d is unknown", (int)memory->place);
+}
+
+const char *cuda_kind_name(enum cuda_kind kind)
+{
+	switch (kind) {
+	case CUDA_UNKNOWN:
+		return "pageable host memory";
+	case CUDA_PINNED:
+		return "pinned host memory";
+	case CUDA_PLAIN:
+		return "memory of cudaMalloc";
+	case CUDA_VMM:
+		return "memory mapped piece by piece (VMM, expandable segments)";
+	case CUDA_POOLED:
+		return "memory of a pool (cudaMallocAsync)";
+	case CUDA_MANAGED:
+		return "managed memory";
+	}
+	return "memory of an unknown kind";
 }

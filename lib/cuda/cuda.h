@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to lib: the only place that knows cuda_runtime_api.h, and the files under host memory.
- * Where the build found nvcc, runtime.c is in it; otherwise absent.c, whose every function is
- * -ENOTSUP and a sentence.  With CUDA built in, a machine without a GPU or a driver gets -ENODEV.
+ * Private to lib: the place that knows CUDA, and the files under host memory.
+ *
+ *   cuda.c      ws_memory_alloc and ws_memory_free    host.c   files under host memory
+ *   runtime.c   devices, memory, streams, events
+ *   share.c     what an address is; memory for NICs and for other processes
+ *   queue.c     a stream with marks; copy.cu: its copies, by the hundred in one kernel
+ *   absent.c    where the build found no nvcc, instead of runtime.c, share.c and copy.cu
+ *
+ * There every function is -ENOTSUP and a sentence.  With CUDA built in, a machine without a GPU or
+ * a driver gets -ENODEV.
  */
 #ifndef CUDA_H
 #define CUDA_H
@@ -10,6 +17,10 @@
 #include <stdbool.h>
 
 #include "lib/ws_memory.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 struct CUstream_st; /* CUDA's own stream and event, which its header calls cudaStream_t, .. */
 struct CUevent_st;
@@ -27,6 +38,8 @@ int cuda_device_count(struct ws_error *reason_out);
  * -ENOMEM, -EIO (an error of an earlier kernel or copy shows up at any later call, and stays).
  */
 int cuda_use(int device, struct ws_error *err);
+/* The calling thread's; -1: none. */
+int cuda_current(void);
 
 /* Memory of a GPU (not zeroed), and page-locked memory of the host that every GPU can address.
  * Neither is for the data path; both frees accept NULL and wait for the device. */
@@ -59,12 +72,90 @@ int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_o
 /* How a kernel that was just launched came off; doing as in "cannot <doing> on the GPU". */
 int cuda_launched(const char *doing, struct ws_error *err);
 
+/* ------------------------------------------------------------------------------------------
+ * share.c.  Threads: any; the caller's current GPU stays what it was.
+ */
+/* What CUDA knows of an address. */
+enum cuda_kind {
+	CUDA_UNKNOWN = 0, /* the host's, pageable */
+	CUDA_PINNED,	  /* the host's, page-locked: cudaHostAlloc or cudaHostRegister */
+	CUDA_PLAIN,	  /* a GPU's, by cudaMalloc: can be shared, and registered as a dma-buf */
+	CUDA_VMM,	  /* a GPU's, mapped piece by piece (PyTorch's expandable segments) */
+	CUDA_POOLED,	  /* a GPU's, by cudaMallocAsync */
+	CUDA_MANAGED	  /* moves between host and GPUs: refused, no NIC can follow it */
+};
+
+struct cuda_range {
+	enum cuda_kind kind;
+	int device;   /* -1: the host's */
+	void *base;   /* of the allocation; NULL: unknown */
+	size_t bytes; /* of the allocation */
+};
+
+/* CUDA_UNKNOWN without CUDA, and for memory that it doesn't know. */
+struct cuda_range cuda_range_of(const void *at);
+/* "pageable host memory", "CUDA memory", "CUDA memory mapped piece by piece", .. */
+const char *cuda_kind_name(enum cuda_kind kind);
+
 /*
  * GPU memory as a dma-buf that a NIC can register: *fd_out is the caller's to close, memory begins
  * at *offset_out of it.  -ENOTSUP where CUDA, the driver or the kind of allocation can't.
  */
 int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
 		     struct ws_error *err);
+
+/* How another process of this host maps GPU memory (CUDA IPC): plain values, as the maker's process
+ * fills them in.  It stays allocated until the maker frees it, whoever has it open. */
+struct cuda_share {
+	uint8_t handle[64];
+	uint64_t offset; /* of the memory in the allocation that the handle names */
+	uint64_t bytes;	 /* of the memory */
+};
+
+/* -ENOTSUP for memory that isn't CUDA_PLAIN, with what to do. */
+int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out,
+		    struct ws_error *err);
+/* Maps it for work on a GPU of this process.  -EACCES where the two GPUs can't reach each other,
+ * -ENOENT when the maker has gone or freed it; -EINVAL in the process that made it. */
+int cuda_share_open(const struct cuda_share *share, int device, void **base_out,
+		    struct ws_error *err);
+void cuda_share_close(const struct cuda_share *share, int device, void *base);
+
+/* ------------------------------------------------------------------------------------------
+ * queue.c: a stream of one GPU.  Calls queue work and come back; errors of the GPU itself come
+ * late, from any call, and are for ever: -EIO, and queue->error says what it was.  Threads:
+ * one at a time.  Nothing is allocated after open.
+ */
+#define CUDA_MARKS_MAX 64
+
+struct cuda_queue {
+	int device;
+	struct CUstream_st *stream;
+	uint64_t marked, passed;
+	struct CUevent_st *events[CUDA_MARKS_MAX]; /* mark n has event n % CUDA_MARKS_MAX */
+	struct ws_error error;			   /* the first, for ever; code 0: none */
+};
+
+struct cuda_copy {
+	void *to; /* the GPU's, or mapped by cuda_share_open; pinned host memory */
+	const void *from;
+	uint64_t bytes;
+};
+
+int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err);
+/* Waits for what is queued; harmless on one that isn't open. */
+void cuda_queue_close(struct cuda_queue *queue);
+
+/* All of them, in any order, by as few launches as it takes.  They don't overlap. */
+int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, uint32_t count);
+/* One, where an end is host memory: of pageable memory it waits until the source has been read. */
+int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
+/* Zeroes a stretch of the GPU's memory. */
+int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes);
+/* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
+int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);
+/* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet. */
+int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark);
 
 /* ------------------------------------------------------------------------------------------
  * host.c: ws_memory_alloc's host memory is a sealed memfd: nobody can make it shorter or longer,
@@ -107,5 +198,9 @@ int memory_replace(const void *base, size_t bytes);
 /* For cuda.c: the host's part of ws_memory_alloc and ws_memory_free. */
 int host_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err);
 void host_free(const struct ws_memory *memory);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -58,6 +58,16 @@ int cuda_use(int device, struct ws_error *err)
 		       cudaGetErrorString(error));
 }
 
+int cuda_current(void)
+{
+	int device;
+
+	if (cudaGetDevice(&device) == cudaSuccess)
+		return device;
+	(void)cudaGetLastError();
+	return -1;
+}
+
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
 {
 	*base_out = NULL;

@@ -118,6 +118,7 @@ static int ipc_open(struct nic *nic, const char *device, struct ws_error *err)
 	nic->imm_bytes = 4;
 	nic->fences_one_peer = true;
 	nic->same_host = true;
+	nic->gpu_memory = cuda_built_in();
 	nic->protocol = digest_bytes("ipc 1", 5, sizeof(struct door) + IPC_RING_BYTES);
 	int rc = subnet_fill(nic, err);
 	if (rc != 0)
@@ -148,6 +149,7 @@ static void ipc_close(struct nic *nic)
 {
 	struct ipc *ipc = ipc_of(nic);
 
+	ipc_gpu_close(ipc);
 	while (ipc->peer_count > 0)
 		ipc_peer_end(ipc, ipc->peers[0]);
 	nics_leave(ipc);
@@ -182,6 +184,15 @@ static void region_end(struct door_region *region)
 	uint32_t serial = atomic_load_explicit(&region->serial, memory_order_relaxed);
 
 	atomic_store_explicit(&region->serial, serial + 1, memory_order_release);
+}
+
+static void region_fill_share(struct door_region *region, const struct cuda_share *share)
+{
+	for (uint32_t i = 0; i < IPC_SHARE_WORDS; i++) {
+		uint64_t word;
+		memcpy(&word, (const uint8_t *)share + i * sizeof(word), sizeof(word));
+		store(&region->share[i], word);
+	}
 }
 
 /* files NULL: the memory isn't a file's. */
@@ -226,14 +237,38 @@ static void callers_allow(void)
 		prctl(PR_SET_PTRACER, (unsigned long)launcher, 0, 0, 0);
 }
 
+/* How peers will reach the memory; fills what the door says of it. */
+struct export
+{
+	bool is_gpu, filed;
+	struct memory_files files;
+	struct cuda_share share;
+};
+
+static int export_make(struct ipc *ipc, const struct ws_memory *memory, struct export *export,
+		       struct ws_error *err)
+{
+	*export = (struct export){.is_gpu = memory->place == WS_CUDA};
+	if (export->is_gpu) {
+		int rc = ipc_gpu_open(ipc, memory->device, err);
+		return rc != 0 ? rc : cuda_share_make(memory, &export->share, err);
+	}
+	export->filed = memory_files(memory->base, memory->bytes, &export->files);
+	if (!export->filed)
+		callers_allow();
+	return 0;
+}
+
 static int region_export(struct ipc *ipc, const struct ws_memory *memory, struct mr *mr,
 			 struct ws_error *err)
 {
-	struct memory_files files;
+	struct export export;
 	uint64_t random;
 	uint32_t index = 0;
 
 	int rc = random_bytes(&random, sizeof(random), err);
+	if (rc == 0)
+		rc = export_make(ipc, memory, &export, err);
 	if (rc != 0)
 		return rc;
 	struct door_region *region = region_take(ipc, &index);
@@ -242,16 +277,15 @@ static int region_export(struct ipc *ipc, const struct ws_memory *memory, struct
 			       "all %u registrations of %s are in use; register fewer, larger "
 			       "stretches",
 			       IPC_REGIONS_MAX, ipc->nic.name);
-	bool filed = memory_files(memory->base, memory->bytes, &files);
-	if (!filed)
-		callers_allow();
 	mr->memory = *memory;
 	mr->key = (random | UINT64_C(1) << 63) / IPC_REGIONS_MAX * IPC_REGIONS_MAX + index;
 	mr->base = (uint64_t)(uintptr_t)memory->base;
 	mr->local = region;
-	mr->path = filed ? "memfd" : "process_vm_writev";
+	mr->path = export.is_gpu ? "CUDA IPC" : export.filed ? "memfd" : "process_vm_writev";
 	region_begin(region);
-	region_fill(region, filed ? &files : NULL);
+	region_fill(region, export.filed ? &export.files : NULL);
+	region_fill_share(region, &export.share);
+	atomic_store_explicit(&region->is_gpu, export.is_gpu, memory_order_release);
 	store(&region->base, mr->base);
 	store(&region->bytes, memory->bytes);
 	store(&region->key, mr->key);
@@ -263,10 +297,6 @@ static int ipc_reg(struct nic *nic, const struct ws_memory *memory, struct mr *m
 		   struct ws_error *err)
 {
 	memset(mr, 0, sizeof(*mr));
-	if (memory->place != WS_HOST)
-		return ws_fail(err, -ENOTSUP,
-			       "%s can't reach GPU memory; use host memory or another transport",
-			       nic->name);
 	if (memory->base == NULL || memory->bytes == 0)
 		return ws_fail(err, -EINVAL, "cannot register 0 bytes on %s", nic->name);
 	pthread_mutex_lock(&nics_lock);
@@ -430,8 +460,14 @@ static void sleep_prepare(struct ipc *ipc)
 static int ipc_poll(struct nic *nic, struct event *events_out, int count)
 {
 	struct ipc *ipc = ipc_of(nic);
-	int taken = events_take(ipc, events_out, count);
 
+	ipc_gpu_poll(ipc);
+	int taken = events_take(ipc, events_out, count);
+	/* What a GPU is at ends without a sign: until then nobody blocks on me. */
+	if (ipc_gpu_flights(ipc) > 0) {
+		ipc_wake_self(ipc);
+		return taken;
+	}
 	if (taken == 0 && count > 0 && (!ipc->awake || ++ipc->empty_polls >= IPC_EMPTY_POLLS)) {
 		sleep_prepare(ipc);
 		taken = events_take(ipc, events_out, count);

@@ -5,6 +5,7 @@
  * ipc.c         a NIC: open, registrations, poll
  * ipc_post.c    one write: find the region, copy, hand the immediate over
  * ipc_copy.c    the copy
+ * ipc_gpu.c     writes into a GPU's memory, or out of it: they end later
  * ipc_peer.c    a peer: connect, death, and the fence
  * ipc_shared.c  files of other processes, looked at before they are believed
  *
@@ -29,7 +30,8 @@
 #define IPC_REGIONS_MAX	 4096u		      /* a key's low 12 bits are its region's index */
 #define IPC_PART_BYTES	 65536u		      /* at least a page, everywhere */
 #define IPC_REASON_MAX	 96
-#define IPC_EMPTY_POLLS	 8    /* until a poll prepares for blocking */
+#define IPC_EMPTY_POLLS	 8 /* until a poll prepares for blocking */
+#define IPC_SHARE_WORDS	 (sizeof(struct cuda_share) / sizeof(uint64_t))
 #define IPC_GRACE_MS	 20   /* a busy sender that was given up may end by itself for so long */
 #define IPC_END_MS_MAX	 1000 /* until a sender that can't be stopped is reported so */
 #define IPC_CLOSE_MS_MAX 100  /* how long the close of a NIC waits for busy senders */
@@ -48,12 +50,14 @@ struct door_file {
 /* An exported stretch of memory.  serial is odd while the rest changes. */
 struct door_region {
 	_Atomic uint32_t serial;
-	_Atomic uint32_t file_count; /* 0: written by process_vm_writev */
+	_Atomic uint32_t file_count; /* 0: written by process_vm_writev, or a GPU's */
+	_Atomic uint32_t is_gpu;     /* share says how to map it */
 	_Atomic uint64_t key;	     /* 0: none */
 	_Atomic uint64_t base;	     /* address in the exporting process */
 	_Atomic uint64_t bytes;
 	_Atomic uint64_t offset; /* of base in the files */
 	struct door_file files[MEMORY_FILES_MAX];
+	_Atomic uint64_t share[IPC_SHARE_WORDS]; /* a struct cuda_share */
 };
 
 struct door {
@@ -70,12 +74,13 @@ struct ring_head { /* the receiver writes it */
 	_Atomic uint32_t taken;	 /* immediates; counts up and wraps */
 };
 
-/* It isn't writing; by stores into what it has mapped; by process_vm_writev. */
-enum ring_busy { RING_IDLE = 0, RING_STORING, RING_CALLING };
+/* How it is writing: by stores into what it has mapped, or by process_vm_writev; and in any case by
+ * work that a GPU has been given, which ends by itself. */
+enum ring_busy { RING_IDLE = 0, RING_STORING = 1, RING_CALLING = 2, RING_QUEUED = 4 };
 
 struct ring_tail {		    /* the sender writes it */
 	_Atomic uint32_t put;	    /* immediates; counts up and wraps */
-	_Atomic uint32_t busy;	    /* enum ring_busy: in the middle of the write below, perhaps */
+	_Atomic uint32_t busy;	    /* enum ring_busy, or-ed: in the middle of the write below */
 	_Atomic uint64_t at, bytes; /* address in the receiver */
 	_Atomic uint32_t imms[IPC_RING_SLOTS];
 };
@@ -89,8 +94,12 @@ struct view {
 	uint64_t key, base, bytes;
 	uint32_t serial; /* of the door's entry when I read it */
 	uint8_t *memory; /* where base is mapped here; NULL: process_vm_writev */
-	void *map;	 /* owned */
+	void *map;	 /* owned; NULL for a GPU's memory */
 	size_t map_bytes;
+	bool is_gpu;
+	bool is_opened; /* memory is owned: opened by share */
+	int device;	/* that it was opened for */
+	struct cuda_share share;
 };
 
 struct peer {
@@ -116,6 +125,7 @@ struct peer {
 	struct view *views; /* owned; IPC_REGIONS_MAX */
 
 	uint32_t unreported; /* events that poll hasn't given */
+	uint32_t flights;    /* writes that the GPU is at */
 	bool connected, closing, dead;
 	int lost; /* what ops fail with; 0: nothing is wrong */
 	char reason[IPC_REASON_MAX];
@@ -132,7 +142,8 @@ struct ipc {
 	bool awake;	 /* the pipe has a byte, so that nobody blocks on it */
 	bool untold;	 /* nic.trouble has changed, no EVENT_NIC has said so yet */
 	uint32_t empty_polls;
-	struct event *done; /* owned ring of IPC_OPS_MAX */
+	struct ipc_gpu *gpu; /* owned; NULL: no GPU's memory has been seen */
+	struct event *done;  /* owned ring of IPC_OPS_MAX */
 	uint32_t done_head, done_count;
 	struct peer **peers; /* owned, each too */
 	uint32_t peer_count, peer_room, peer_next;
@@ -154,7 +165,28 @@ int ipc_revoke(uint64_t at, uint64_t bytes);
 void ipc_copy(void *to, const void *from, size_t bytes);
 
 /* ipc_post.c */
+struct failure {
+	int status;
+	const char *reason;
+};
+
 int ipc_post(struct nic *nic, const struct op *ops, int count);
+/* The end of an op; failure NULL: it was sent. */
+void ipc_report(struct ipc *ipc, struct peer *peer, uint64_t id, const struct failure *failure);
+/* Hands an immediate over: there is room. */
+void ipc_hand_over(struct peer *peer, uint32_t imm);
+
+/* ipc_gpu.c.  One GPU per NIC: the first that memory is registered of, or else GPU 0. */
+int ipc_gpu_open(struct ipc *ipc, int device, struct ws_error *err);
+/* Waits for what the GPU is at. */
+void ipc_gpu_close(struct ipc *ipc);
+int ipc_gpu_device(const struct ipc *ipc); /* -1: none */
+uint32_t ipc_gpu_flights(const struct ipc *ipc);
+/* Takes a write; it begins with ipc_gpu_launch. */
+void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view);
+void ipc_gpu_launch(struct ipc *ipc);
+/* Hands over the immediates of what is done. */
+void ipc_gpu_poll(struct ipc *ipc);
 
 /* ipc_peer.c */
 int ipc_peer_open(struct nic *nic, struct peer **peer_out, struct address *address_out,
@@ -173,9 +205,9 @@ int shared_open(pid_t pid, uint32_t fd);
 /* 0 if fd is a sealed file of at least so many bytes: touching a mapping can't be a SIGBUS. */
 int shared_check(int fd, uint64_t bytes);
 bool shared_is_pipe(int fd);
-/* Maps the region of the key as its process's door describes it; false: not exported, or (with
- * *again_out) it is changing just now.  *reason_out says why not. */
-bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key,
+/* Maps the region of the key as its process's door describes it, a GPU's for work on device; false:
+ * not exported, or (with *again_out) it is changing just now.  *reason_out says why not. */
+bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key, int device,
 		 bool *again_out, const char **reason_out);
 void shared_view_close(struct view *view);
 /* True if each thread of the process was seen stopped, or has ended. */

@@ -276,7 +276,8 @@ static int call_try(struct peer *peer, const struct remote *remote, struct ws_er
 	uint32_t count = MIN(peer->door->region_count, IPC_REGIONS_MAX);
 	for (uint32_t i = 0; i < count; i++)
 		needed = needed || (peer->door->regions[i].key != 0 &&
-				    peer->door->regions[i].file_count == 0);
+				    peer->door->regions[i].file_count == 0 &&
+				    peer->door->regions[i].is_gpu == 0);
 	if (!needed)
 		return 0;
 	return ws_fail(
@@ -286,6 +287,17 @@ static int call_try(struct peer *peer, const struct remote *remote, struct ws_er
 		"kernel.yama.ptrace_scope=0, start all ranks by one launcher, give the sender "
 		"CAP_SYS_PTRACE, or let the engine use ws_memory_alloc",
 		(int)remote->pid, strerror(peer->call_error));
+}
+
+/* Writing into a GPU's memory takes a GPU here, too. */
+static int gpu_prepare(struct ipc *ipc, const struct peer *peer, struct ws_error *err)
+{
+	uint32_t count = MIN(peer->door->region_count, IPC_REGIONS_MAX);
+
+	for (uint32_t i = 0; i < count; i++)
+		if (peer->door->regions[i].key != 0 && peer->door->regions[i].is_gpu != 0)
+			return ipc_gpu_open(ipc, 0, err);
+	return 0;
 }
 
 static int death_watch(struct ipc *ipc, struct peer *peer, struct ws_error *err)
@@ -315,6 +327,8 @@ int ipc_peer_connect(struct nic *nic, struct peer *peer, const struct address *a
 	rc = files_open(peer, &remote, err);
 	if (rc == 0)
 		rc = call_try(peer, &remote, err);
+	if (rc == 0)
+		rc = gpu_prepare(ipc, peer, err);
 	if (rc == 0)
 		rc = death_watch(ipc, peer, err);
 	if (rc != 0)
@@ -348,6 +362,10 @@ static int busy_revoke(struct peer *peer)
 	uint64_t bytes = atomic_load_explicit(&peer->in_tail->bytes, memory_order_relaxed);
 	uint32_t busy = atomic_load_explicit(&peer->in_tail->busy, memory_order_relaxed);
 
+	/* No mapping of a GPU's memory can be taken back, and a queued write needs no thread: all
+	 * that helps is that it ends. */
+	if ((busy & RING_QUEUED) != 0)
+		return elapsed(peer->abandoned_at_ns, IPC_END_MS_MAX) ? -ENOSPC : -EAGAIN;
 	if (busy == RING_IDLE || bytes == 0)
 		return 0;
 	if (busy == RING_STORING && bytes <= IPC_OP_BYTES_MAX)
@@ -381,13 +399,13 @@ static int receiver_quiesce(struct peer *peer, bool abandon)
 	return elapsed(peer->abandoned_at_ns, IPC_GRACE_MS) ? busy_revoke(peer) : -EAGAIN;
 }
 
-/* My ops have all been carried out or have failed when post returned, so quiet says nothing that
- * the ring doesn't. */
+/* My ops have all been carried out or have failed when post returned, or else poll reports them
+ * soon, so quiet says nothing that the ring doesn't. */
 int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
 {
 	(void)quiet;
 	receiver_close(peer);
-	if (peer->unreported > 0)
+	if (peer->unreported > 0 || peer->flights > 0)
 		return -EAGAIN;
 	int rc = receiver_quiesce(peer, abandon);
 	if (rc == -ENOSPC)

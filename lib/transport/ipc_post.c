@@ -14,23 +14,19 @@
 
 #include "lib/transport/ipc.h"
 
-enum outcome { OP_SENT, OP_FAILED, OP_NOT_TAKEN };
+/* OP_QUEUED: a GPU carries it out, and ipc_gpu.c reports it. */
+enum outcome { OP_SENT, OP_FAILED, OP_NOT_TAKEN, OP_QUEUED };
 
-struct failure {
-	int status;
-	const char *reason;
-};
-
-static void report(struct ipc *ipc, const struct op *op, const struct failure *failure)
+void ipc_report(struct ipc *ipc, struct peer *peer, uint64_t id, const struct failure *failure)
 {
 	ipc->done[(ipc->done_head + ipc->done_count++) % IPC_OPS_MAX] = (struct event){
 		.kind = failure == NULL ? EVENT_SENT : EVENT_FAILED,
 		.status = failure == NULL ? 0 : failure->status,
 		.reason = failure == NULL ? NULL : failure->reason,
-		.id = op->id,
-		.peer = op->peer,
+		.id = id,
+		.peer = peer,
 	};
-	op->peer->unreported++;
+	peer->unreported++;
 }
 
 static struct failure failure_of(const struct peer *peer)
@@ -44,8 +40,8 @@ static void died(struct peer *peer)
 }
 
 /* The peer's region that op names, looked up once and again when the peer has changed it. */
-static enum outcome view_find(struct peer *peer, const struct op *op, struct view **view_out,
-			      struct failure *failure)
+static enum outcome view_find(struct peer *peer, const struct op *op, int device,
+			      struct view **view_out, struct failure *failure)
 {
 	uint32_t index = op->remote_key % IPC_REGIONS_MAX;
 	struct view *view = &peer->views[index];
@@ -55,8 +51,12 @@ static enum outcome view_find(struct peer *peer, const struct op *op, struct vie
 
 	*failure = (struct failure){.status = -EIO};
 	*view_out = view;
+	/* What the GPU is writing into stays mapped until it is done. */
+	if (view->is_opened && view->serial != serial && peer->flights > 0)
+		return OP_NOT_TAKEN;
 	if ((view->key == 0 || view->key != op->remote_key || view->serial != serial) &&
-	    !shared_view(view, peer->door, peer->pid, op->remote_key, &again, &failure->reason))
+	    !shared_view(view, peer->door, peer->pid, op->remote_key, device, &again,
+			 &failure->reason))
 		return again ? OP_NOT_TAKEN : OP_FAILED;
 	uint64_t offset = op->remote - view->base;
 	if (offset > view->bytes || op->bytes > view->bytes - offset) {
@@ -121,7 +121,7 @@ static enum outcome bytes_write(struct peer *peer, const struct op *op, const st
 static bool ring_has_room(struct peer *peer)
 {
 	uint32_t taken = atomic_load_explicit(&peer->out_head->taken, memory_order_acquire);
-	uint32_t filled = peer->put - taken;
+	uint32_t filled = peer->put - taken + peer->flights; /* each of which will take a slot */
 
 	if (filled > IPC_RING_SLOTS)
 		ipc_peer_lose(peer, -EPROTO, "the peer process %d has broken its ring",
@@ -139,11 +139,14 @@ static void ring_put(struct peer *peer, uint32_t imm)
 
 /* Between busy and idle: what the receiver's fence has to know of.  Each look is behind its store
  * in the one order of all that is sequentially consistent, at the receiver the other way round. */
-static enum outcome write_fenced(struct peer *peer, const struct op *op, const struct view *view,
-				 struct failure *failure)
+static enum outcome write_fenced(struct ipc *ipc, const struct op *op, const struct view *view,
+				 bool by_gpu, struct failure *failure)
 {
-	enum ring_busy busy = view->memory != NULL ? RING_STORING : RING_CALLING;
+	struct peer *peer = op->peer;
+	uint32_t busy = by_gpu || peer->flights > 0 ? RING_QUEUED : RING_IDLE;
 
+	if (!by_gpu)
+		busy |= view->memory != NULL ? RING_STORING : RING_CALLING;
 	atomic_store(&peer->out_tail->busy, busy);
 	if (atomic_load(&peer->out_head->closed) != 0) {
 		ipc_peer_lose(peer, -ECONNRESET, "the peer process %d has closed the connection",
@@ -153,6 +156,10 @@ static enum outcome write_fenced(struct peer *peer, const struct op *op, const s
 	}
 	if (!view_holds(peer, view))
 		return OP_NOT_TAKEN;
+	if (by_gpu) {
+		ipc_gpu_write(ipc, op, view);
+		return OP_QUEUED;
+	}
 	enum outcome outcome = bytes_write(peer, op, view, failure);
 	if (outcome != OP_SENT)
 		return outcome;
@@ -165,18 +172,34 @@ static enum outcome write_fenced(struct peer *peer, const struct op *op, const s
 	return OP_SENT;
 }
 
-static enum outcome op_write(struct peer *peer, const struct op *op, struct failure *failure)
+static bool is_gpu_write(const struct op *op, const struct view *view)
 {
-	struct view *view;
-	struct ring_tail *ring = peer->out_tail;
+	return op->bytes > 0 && !op->placed &&
+	       (view->is_gpu || (op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA));
+}
 
-	enum outcome outcome = view_find(peer, op, &view, failure);
+static enum outcome op_write(struct ipc *ipc, const struct op *op, struct failure *failure)
+{
+	struct peer *peer = op->peer;
+	struct ring_tail *ring = peer->out_tail;
+	struct view *view;
+
+	enum outcome outcome = view_find(peer, op, ipc_gpu_device(ipc), &view, failure);
 	if (outcome != OP_SENT)
 		return outcome;
+	bool by_gpu = is_gpu_write(op, view);
+	if (by_gpu && (ipc->gpu == NULL || view->memory == NULL)) {
+		failure->reason = ipc->gpu == NULL
+					  ? "the peer exported GPU memory after it was connected"
+					  : "a GPU can't write into host memory that isn't "
+					    "ws_memory_alloc's";
+		return OP_FAILED;
+	}
 	atomic_store_explicit(&ring->at, op->remote, memory_order_relaxed);
 	atomic_store_explicit(&ring->bytes, op->placed ? 0 : op->bytes, memory_order_relaxed);
-	outcome = write_fenced(peer, op, view, failure);
-	atomic_store_explicit(&ring->busy, RING_IDLE, memory_order_release);
+	outcome = write_fenced(ipc, op, view, by_gpu, failure);
+	atomic_store_explicit(&ring->busy, peer->flights > 0 ? RING_QUEUED : RING_IDLE,
+			      memory_order_release);
 	return outcome;
 }
 
@@ -197,6 +220,12 @@ static void peer_wake(struct peer *peer)
 	peer->told_taken = taken;
 }
 
+void ipc_hand_over(struct peer *peer, uint32_t imm)
+{
+	ring_put(peer, imm);
+	peer_wake(peer);
+}
+
 static enum outcome post_one(struct ipc *ipc, const struct op *op)
 {
 	struct peer *peer = op->peer;
@@ -205,10 +234,10 @@ static enum outcome post_one(struct ipc *ipc, const struct op *op)
 
 	assert(peer->connected && !peer->closing);
 	assert(op->bytes <= IPC_OP_BYTES_MAX);
-	if (ipc->done_count == IPC_OPS_MAX)
+	if (ipc->done_count + ipc_gpu_flights(ipc) >= IPC_OPS_MAX)
 		return OP_NOT_TAKEN;
 	if (peer->lost == 0 && ring_has_room(peer))
-		outcome = op_write(peer, op, &failure);
+		outcome = op_write(ipc, op, &failure);
 	/* A NIC that others keep busy doesn't look for deaths; who waits for a dead one does. */
 	else if (peer->lost == 0 && ipc_peer_has_died(peer))
 		died(peer);
@@ -218,8 +247,8 @@ static enum outcome post_one(struct ipc *ipc, const struct op *op)
 	}
 	if (outcome == OP_SENT)
 		peer_wake(peer);
-	if (outcome != OP_NOT_TAKEN)
-		report(ipc, op, outcome == OP_FAILED ? &failure : NULL);
+	if (outcome == OP_SENT || outcome == OP_FAILED)
+		ipc_report(ipc, peer, op->id, outcome == OP_FAILED ? &failure : NULL);
 	return outcome;
 }
 
@@ -231,9 +260,14 @@ int ipc_post(struct nic *nic, const struct op *ops, int count)
 
 	/* The copying is done here: one call shall not keep the thread for longer than one op may.
 	 */
-	while (taken < count && bytes < IPC_OP_BYTES_MAX &&
-	       post_one(ipc, &ops[taken]) != OP_NOT_TAKEN)
-		bytes += ops[taken++].bytes;
+	while (taken < count && bytes < IPC_OP_BYTES_MAX) {
+		enum outcome outcome = post_one(ipc, &ops[taken]);
+		if (outcome == OP_NOT_TAKEN)
+			break;
+		bytes += outcome == OP_QUEUED ? 0 : ops[taken].bytes;
+		taken++;
+	}
+	ipc_gpu_launch(ipc);
 	if (taken > 0)
 		ipc_wake_self(ipc);
 	return taken;

@@ -51,8 +51,10 @@ bool shared_is_pipe(int fd)
 
 struct region_copy {
 	uint32_t serial, file_count;
+	bool is_gpu;
 	uint64_t key, base, bytes, offset;
 	struct memory_file files[MEMORY_FILES_MAX];
+	struct cuda_share share;
 };
 
 static uint64_t load(const _Atomic uint64_t *from)
@@ -65,6 +67,7 @@ static bool region_read(const struct door_region *region, struct region_copy *co
 {
 	copy->serial = atomic_load_explicit(&region->serial, memory_order_acquire);
 	copy->file_count = atomic_load_explicit(&region->file_count, memory_order_acquire);
+	copy->is_gpu = atomic_load_explicit(&region->is_gpu, memory_order_acquire) != 0;
 	copy->key = load(&region->key);
 	copy->base = load(&region->base);
 	copy->bytes = load(&region->bytes);
@@ -76,6 +79,10 @@ static bool region_read(const struct door_region *region, struct region_copy *co
 			.at = load(&file->at),
 			.bytes = load(&file->bytes),
 		};
+	}
+	for (uint32_t i = 0; copy->is_gpu && i < IPC_SHARE_WORDS; i++) {
+		uint64_t word = load(&region->share[i]);
+		memcpy((uint8_t *)&copy->share + i * sizeof(word), &word, sizeof(word));
 	}
 	return (copy->serial & 1) == 0 &&
 	       atomic_load_explicit(&region->serial, memory_order_relaxed) == copy->serial;
@@ -127,7 +134,34 @@ static int view_map(struct view *view, const struct region_copy *copy, pid_t pid
 	return rc;
 }
 
-bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key,
+/* Within one process CUDA opens no handle, and needs none. */
+static int view_gpu(struct view *view, const struct region_copy *copy, pid_t pid, int device,
+		    const char **reason_out)
+{
+	void *base;
+
+	view->is_gpu = true;
+	view->memory = (uint8_t *)(uintptr_t)copy->base;
+	if (pid == getpid())
+		return 0;
+	*reason_out = "the peer's memory is a GPU's, and this process uses none";
+	if (device < 0)
+		return -ENODEV;
+	*reason_out = "the peer's GPU memory can't be mapped: it was freed, or no path joins the "
+		      "two GPUs";
+	int rc = copy->share.bytes < copy->bytes
+			 ? -EPROTO
+			 : cuda_share_open(&copy->share, device, &base, NULL);
+	if (rc != 0)
+		return rc;
+	view->memory = base;
+	view->is_opened = true;
+	view->device = device;
+	view->share = copy->share;
+	return 0;
+}
+
+bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t key, int device,
 		 bool *again_out, const char **reason_out)
 {
 	struct region_copy copy;
@@ -144,6 +178,10 @@ bool shared_view(struct view *view, const struct door *door, pid_t pid, uint64_t
 	*reason_out = "the peer's entry for this memory makes no sense";
 	if (copy.file_count > MEMORY_FILES_MAX || copy.base > UINT64_MAX - copy.bytes)
 		return false;
+	if (copy.is_gpu && view_gpu(view, &copy, pid, device, reason_out) != 0) {
+		*view = (struct view){0};
+		return false;
+	}
 	if (copy.file_count > 0 && view_map(view, &copy, pid) != 0) {
 		*reason_out = "the peer's memory file can't be mapped";
 		shared_view_close(view);
@@ -160,6 +198,8 @@ void shared_view_close(struct view *view)
 {
 	if (view->map != NULL)
 		munmap(view->map, view->map_bytes);
+	if (view->is_opened)
+		cuda_share_close(&view->share, view->device, view->memory);
 	*view = (struct view){0};
 }
 

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A stream of one GPU, and marks in it: events, used over and over.
+ */
+#include <errno.h>
+
+#include "lib/cuda/copy.h"
+
+int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err)
+{
+	*queue = (struct cuda_queue){.device = device};
+	int rc = cuda_stream_open(device, &queue->stream, err);
+	for (uint32_t i = 0; rc == 0 && i < CUDA_MARKS_MAX; i++)
+		rc = cuda_event_open(device, &queue->events[i], err);
+	if (rc != 0)
+		cuda_queue_close(queue);
+	return rc;
+}
+
+void cuda_queue_close(struct cuda_queue *queue)
+{
+	if (queue->stream != NULL && cuda_use(queue->device, NULL) == 0)
+		(void)cuda_stream_wait(queue->stream, NULL);
+	cuda_stream_close(queue->stream);
+	for (uint32_t i = 0; i < CUDA_MARKS_MAX; i++)
+		cuda_event_close(queue->events[i]);
+	*queue = (struct cuda_queue){0};
+}
+
+/* Every call below leaves its error in the queue, where it stays. */
+static int queue_enter(struct cuda_queue *queue)
+{
+	if (queue->error.code != 0 || cuda_use(queue->device, &queue->error) != 0)
+		return -EIO;
+	return 0;
+}
+
+static int queue_launch(struct cuda_queue *queue, const struct copies *copies)
+{
+	return copies_launch(copies, queue->device, queue->stream, &queue->error);
+}
+
+int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+{
+	struct copies copies;
+	uint64_t chunks = 0;
+	int rc = queue_enter(queue);
+
+	copies.count = 0;
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		uint64_t own = (list[i].bytes + COPY_CHUNK_BYTES - 1) / COPY_CHUNK_BYTES;
+		if (own == 0)
+			continue;
+		if (copies.count == COPIES_MAX || chunks + own > UINT32_MAX) {
+			rc = queue_launch(queue, &copies);
+			copies.count = 0;
+			chunks = 0;
+		}
+		chunks += own;
+		copies.chunk_end[copies.count] = (uint32_t)chunks;
+		copies.list[copies.count++] = list[i];
+	}
+	return rc == 0 && copies.count > 0 ? queue_launch(queue, &copies) : rc;
+}
+
+int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy)
+{
+	int rc = queue_enter(queue);
+
+	if (rc != 0 || copy->bytes == 0)
+		return rc;
+	return cuda_copy(copy->to, copy->from, copy->bytes, queue->stream, &queue->error);
+}
+
+int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes)
+{
+	int rc = queue_enter(queue);
+
+	return rc != 0 || bytes == 0 ? rc : cuda_fill(to, 0, bytes, queue->stream, &queue->error);
+}
+
+int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out)
+{
+	int rc = queue_enter(queue);
+
+	*mark_out = 0;
+	if (rc == 0 && queue->marked - queue->passed == CUDA_MARKS_MAX)
+		rc = cuda_queue_passed(queue, queue->passed + 1);
+	if (rc < 0)
+		return rc;
+	if (queue->marked - queue->passed == CUDA_MARKS_MAX)
+		return -EAGAIN;
+	rc = cuda_event_record(queue->events[(queue->marked + 1) % CUDA_MARKS_MAX], queue->stream,
+			       &queue->error);
+	if (rc == 0)
+		*mark_out = ++queue->marked;
+	return rc;
+}
+
+int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark)
+{
+	struct ws_error error = {0};
+
+	if (mark <= queue->passed)
+		return 1;
+	if (queue->error.code != 0)
+		return -EIO;
+	int rc = cuda_event_done(queue->events[mark % CUDA_MARKS_MAX], &error);
+	if (rc == -EAGAIN)
+		return 0;
+	if (rc != 0) {
+		queue->error = error;
+		return -EIO;
+	}
+	queue->passed = mark;
+	return 1;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes that a GPU carries out: into a peer's GPU memory (CUDA IPC), or out of mine.  They end
+ * after post has returned: what one post takes is one launch and one mark, and poll hands the
+ * immediates over once the mark has passed, so never before the bytes.  Until the last write
+ * to a peer has ended, its ring says queued.
+ */
+#include <errno.h>
+
+#include "lib/transport/ipc.h"
+
+struct flight {
+	struct peer *peer;
+	uint64_t id, mark;
+	uint32_t imm;
+};
+
+struct ipc_gpu {
+	struct cuda_queue queue;
+	int error;	       /* of the GPU, for ever; 0: none */
+	uint32_t first, count; /* of flights */
+	uint32_t marked;       /* of count: those behind aren't launched yet */
+	uint32_t copy_count;   /* of copies: to be launched */
+	struct flight flights[IPC_OPS_MAX];
+	struct cuda_copy copies[IPC_OPS_MAX];
+};
+
+int ipc_gpu_open(struct ipc *ipc, int device, struct ws_error *err)
+{
+	if (ipc->gpu != NULL && ipc->gpu->queue.device != device)
+		return ws_fail(err, -ENOTSUP,
+			       "%s works with GPU %d already, and not with GPU %d, too: a rank "
+			       "has its params on one GPU",
+			       ipc->nic.name, ipc->gpu->queue.device, device);
+	if (ipc->gpu != NULL)
+		return 0;
+	struct ipc_gpu *gpu = mem_alloc(sizeof(*gpu));
+	if (gpu == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for GPU %d on %s", device, ipc->nic.name);
+	int rc = cuda_queue_open(&gpu->queue, device, err);
+	if (rc != 0) {
+		mem_free(gpu);
+		return rc;
+	}
+	ipc->gpu = gpu;
+	return 0;
+}
+
+void ipc_gpu_close(struct ipc *ipc)
+{
+	if (ipc->gpu == NULL)
+		return;
+	cuda_queue_close(&ipc->gpu->queue);
+	for (uint32_t i = 0; i < ipc->peer_count; i++)
+		ipc->peers[i]->flights = 0;
+	mem_free(ipc->gpu);
+	ipc->gpu = NULL;
+}
+
+int ipc_gpu_device(const struct ipc *ipc)
+{
+	return ipc->gpu != NULL ? ipc->gpu->queue.device : -1;
+}
+
+uint32_t ipc_gpu_flights(const struct ipc *ipc)
+{
+	return ipc->gpu != NULL ? ipc->gpu->count : 0;
+}
+
+void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+	const struct cuda_copy copy = {.to = view->memory + (op->remote - view->base),
+				       .from = op->local,
+				       .bytes = op->bytes};
+	bool inside = view->is_gpu && op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
+
+	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
+		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
+	op->peer->flights++;
+	if (inside)
+		gpu->copies[gpu->copy_count++] = copy;
+	else if (cuda_queue_copy_host(&gpu->queue, &copy) != 0)
+		gpu->error = -EIO;
+}
+
+void ipc_gpu_launch(struct ipc *ipc)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+	uint64_t mark = 0;
+
+	if (gpu == NULL || gpu->marked == gpu->count)
+		return;
+	int rc = cuda_queue_copy(&gpu->queue, gpu->copies, gpu->copy_count);
+	gpu->copy_count = 0;
+	if (rc == 0)
+		rc = cuda_queue_mark(&gpu->queue, &mark);
+	/* So many marks are ahead that the next poll will do. */
+	if (rc == -EAGAIN)
+		return;
+	if (rc != 0)
+		gpu->error = -EIO;
+	for (; gpu->marked < gpu->count; gpu->marked++)
+		gpu->flights[(gpu->first + gpu->marked) % IPC_OPS_MAX].mark = mark;
+}
+
+static void flight_end(struct ipc *ipc, const struct flight *flight)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+	struct peer *peer = flight->peer;
+	const struct failure lost = {.status = peer->lost, .reason = peer->reason};
+	const struct failure fault = {.status = -EIO, .reason = gpu->queue.error.text};
+
+	if (gpu->error != 0) {
+		ipc_report(ipc, peer, flight->id, &fault);
+	} else if (peer->lost != 0) {
+		ipc_report(ipc, peer, flight->id, &lost);
+	} else {
+		ipc_hand_over(peer, flight->imm);
+		ipc_report(ipc, peer, flight->id, NULL);
+	}
+	/* Behind the immediate: who waits for idle finds it in the ring. */
+	if (--peer->flights == 0)
+		atomic_store_explicit(&peer->out_tail->busy, RING_IDLE, memory_order_release);
+}
+
+void ipc_gpu_poll(struct ipc *ipc)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+
+	ipc_gpu_launch(ipc);
+	while (gpu != NULL && gpu->marked > 0) {
+		struct flight flight = gpu->flights[gpu->first];
+		int passed =
+			gpu->error != 0 ? gpu->error : cuda_queue_passed(&gpu->queue, flight.mark);
+		if (passed == 0)
+			return;
+		if (passed < 0 && gpu->error == 0) {
+			gpu->error = passed;
+			ipc_trouble(ipc, "GPU %d: %s", gpu->queue.device, gpu->queue.error.text);
+		}
+		gpu->first = (gpu->first + 1) % IPC_OPS_MAX;
+		gpu->count--;
+		gpu->marked--;
+		flight_end(ipc, &flight);
+	}
+}
