@@ -62,20 +62,10 @@ void landing_drop(struct ws_rollout *rollout, const struct description *before)
 
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 {
-	uint64_t bytes = rollout->wire.ring_bytes;
+	int rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,
+			    rollout->wire.ring_bytes, err);
 
-	if (bytes == 0 || (rollout->ring_region != UINT32_MAX && rollout->ring.bytes >= bytes))
-		return 0;
-	if (rollout->ring_region != UINT32_MAX)
-		engine_region_drop(rollout->engine, rollout->ring_region);
-	rollout->ring_region = UINT32_MAX;
-	if (rollout->ring.bytes < bytes) {
-		ws_memory_free(&rollout->ring);
-		int rc = ws_memory_alloc(&rollout->ring, bytes, err);
-		if (rc != 0)
-			return ws_fail_in(err, rc, "%s's receive ring", rollout->name);
-	}
-	return engine_region_add(rollout->engine, &rollout->ring, &rollout->ring_region, err);
+	return rc != 0 ? ws_fail_in(err, rc, "%s's receive ring", rollout->name) : 0;
 }
 
 void landing_close(struct ws_rollout *rollout)

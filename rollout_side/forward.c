@@ -39,25 +39,12 @@ int forwards_make(struct ws_rollout *rollout, const struct member_event *event,
 	return 0;
 }
 
-/* Nobody writes to me by these: what the others have under way isn't waited for. */
-void forwards_close(struct ws_rollout *rollout)
-{
-	struct wire *wire = &rollout->wire;
-
-	for (uint32_t i = 0; i < wire->forward_count; i++)
-		if (wire->forwards[i].peer != NULL)
-			engine_peer_quiet(rollout->engine, wire->forwards[i].peer);
-	wire->forwards = NULL;
-	wire->forward_count = 0;
-	wire->next_gone = false;
-}
-
 /* ---------------------------------------------------------------- asking */
 
 static int forward_ask(struct ws_rollout *rollout, struct forward *forward,
 		       const struct writer *regions, struct ws_error *err)
 {
-	struct writer address = WRITER_INIT(1u << 20), body = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	struct writer address = WRITER_INIT(1u << 20);
 	char name[ROLLOUT_NAME_BYTES];
 
 	int rc = engine_peer_open(rollout->engine,
@@ -71,13 +58,10 @@ static int forward_ask(struct ws_rollout *rollout, struct forward *forward,
 		.regions = regions->bytes,
 		.regions_bytes = (uint32_t)regions->count,
 	};
-	if (rc == 0 && pair_encode(&frame, &body) != 0)
-		rc = ws_fail(err, -ENOMEM, "no memory for the pair frame to %s", name);
 	if (rc == 0)
-		rc = member_say_pair(rollout->member, rollout->wire.generation, forward->member,
-				     false, body.bytes, (uint32_t)body.count, err);
+		rc = pair_say(rollout->member, rollout->wire.generation, forward->member, false,
+			      &frame, err);
 	writer_release(&address);
-	writer_release(&body);
 	return rc;
 }
 
@@ -95,27 +79,6 @@ int forwards_ask(struct ws_rollout *rollout, struct ws_error *err)
 	return rc;
 }
 
-static int answer_check(const struct ws_rollout *rollout, const struct forward *forward,
-			const struct pair_frame *frame, struct ws_error *err)
-{
-	const struct plan *plan = rollout->source.plan;
-	char name[ROLLOUT_NAME_BYTES];
-
-	rollout_wire_member_name(rollout, forward->member, name);
-	if (frame->plan_digest != plan_digest(plan) ||
-	    frame->pair_digest[0] != forward->plan->digest)
-		return ws_fail(err, -ESTALE,
-			       "has another plan of what it forwards to %s (plans %016llx and "
-			       "%016llx, pairs %016llx and %016llx); use one version of weightsync",
-			       name, (unsigned long long)plan_digest(plan),
-			       (unsigned long long)frame->plan_digest,
-			       (unsigned long long)forward->plan->digest,
-			       (unsigned long long)frame->pair_digest[0]);
-	if (frame->op_id_base + forward->plan->op_count > OP_ID_MAX + UINT64_C(1))
-		return ws_fail(err, -EPROTO, "%s gave op ids beyond %u", name, OP_ID_MAX);
-	return 0;
-}
-
 /* My forward to a member, NULL for none. */
 static struct forward *forward_to(const struct ws_rollout *rollout, uint32_t member)
 {
@@ -130,12 +93,20 @@ int forward_answer(struct ws_rollout *rollout, const struct member_event *event,
 {
 	struct forward *forward = forward_to(rollout, event->from);
 	struct pair_frame frame;
+	char name[ROLLOUT_NAME_BYTES];
 
 	if (forward == NULL || forward->answered)
 		return 0;
+	const struct pair_plan mine = {
+		.with = rollout_wire_member_name(rollout, forward->member, name),
+		.plan_digest = plan_digest(rollout->source.plan),
+		.pair_digest = forward->plan->digest,
+		.op_count = forward->plan->op_count,
+		.op_id_max = OP_ID_MAX,
+	};
 	int rc = pair_decode(&frame, &rollout->wire.arena, event->body, event->body_bytes, err);
 	if (rc == 0)
-		rc = answer_check(rollout, forward, &frame, err);
+		rc = pair_check(&frame, &mine, err);
 	if (rc == 0)
 		rc = engine_peer_connect(rollout->engine, forward->peer, frame.address,
 					 frame.address_bytes, err);

@@ -357,19 +357,13 @@ static void op_failed(struct ws_rollout *rollout, const struct engine_event *eve
 static void stray_why(const struct ws_rollout *rollout, const struct engine_event *event,
 		      struct ws_error *why)
 {
-	static const char *const kinds[] = {
-		[STRAY_STALE] = "of another attempt",
-		[STRAY_DUPLICATE] = "that had arrived before",
-		[STRAY_UNKNOWN] = "that nobody was to send",
-		[STRAY_NO_ATTEMPT] = "while no update is open",
-	};
 	uint32_t from = member_of_peer(rollout, event->peer);
 	char name[ROLLOUT_NAME_BYTES];
 
 	ws_fail(why, -EPROTO,
 		"fence broken: a write came %s, from %s by NIC '%s' (immediate %08x, attempt "
 		"%llu)",
-		kinds[event->stray],
+		engine_stray_text(event->stray),
 		from == UINT32_MAX ? "an unknown member"
 				   : rollout_wire_member_name(rollout, from, name),
 		nic_name(rollout, event->nic), event->imm,

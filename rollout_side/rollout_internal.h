@@ -76,21 +76,13 @@ struct forward {
 	uint64_t ready_attempt; /* the last ready heard */
 };
 
-/* A peer of an earlier wiring that the fence still has to do with. */
-struct old_peer {
-	struct engine_peer *peer;
-	uint64_t id, incarnation;
-};
-
 struct wire {
 	enum wire_state state;
 	uint64_t generation;
 	bool engine_made;
 	bool written;		 /* some attempt was armed: writes of an aborted one may come */
-	bool quiet;		 /* every sender has closed what it wrote to me with */
-	bool quiet_said;	 /* I have */
+	bool quiet_said;	 /* what I write to others with is closed */
 	uint64_t fence_until_ns; /* peers that can't be heard are given up then */
-	bool given_up;
 	struct rules rules;
 	struct arena arena;	   /* pairs, program; of this generation */
 	struct arena arena_before; /* what the engine still borrows of the one before */
@@ -102,8 +94,6 @@ struct wire {
 	uint32_t *send_param;	  /* by send: for error texts */
 	uint32_t *pair_of_member; /* UINT32_MAX: none */
 	uint32_t member_count;
-	struct old_peer *old; /* owned */
-	uint32_t old_count;
 	struct engine_program program;
 	uint64_t op_id_count;
 	uint64_t ring_bytes;	  /* that this plan needs */
@@ -239,7 +229,6 @@ int forward_answer(struct ws_rollout *rollout, const struct member_event *event,
 		   struct ws_error *err);
 /* Adds sends, digests and gates to the program. */
 int forwards_program(struct ws_rollout *rollout, struct ws_error *err);
-void forwards_close(struct ws_rollout *rollout);
 void forwards_armed(struct ws_rollout *rollout);
 void forward_ready(struct ws_rollout *rollout, const struct member_event *event);
 void forwards_next_gone(struct ws_rollout *rollout);

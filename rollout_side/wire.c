@@ -109,45 +109,15 @@ static int pairs_make(struct ws_rollout *rollout, const struct member_event *eve
 	return receive_lay_out(rollout, err);
 }
 
-/* The peers of a wiring that ends go to the fence; those it already has stay with it. */
-static int old_keep(struct ws_rollout *rollout, struct ws_error *err)
+/* The peers are the engine's to fence; only what describes them goes. */
+static void pairs_forget(struct wire *wire)
 {
-	struct wire *wire = &rollout->wire;
-	size_t bytes = wire->old_count * sizeof(*wire->old);
-
-	forwards_close(rollout);
-	void *old = mem_grow(wire->old, bytes, bytes + wire->pair_count * sizeof(*wire->old) + 1);
-	if (old == NULL)
-		return ws_fail(err, -ENOMEM, "no memory to close %u pairs", wire->pair_count);
-	wire->old = old;
-	for (uint32_t i = 0; i < wire->pair_count; i++) {
-		struct pair *pair = &wire->pairs[i];
-		if (pair->peer == NULL)
-			continue;
-		wire->old[wire->old_count++] = (struct old_peer){
-			.peer = pair->peer,
-			.id = pair->id,
-			.incarnation = pair->incarnation,
-		};
-		pair->peer = NULL;
-	}
-	return 0;
-}
-
-/* Who is in the new roster can say quiet for what it wrote before; the others can't be heard. */
-static void old_sort(struct ws_rollout *rollout, const struct member_event *event)
-{
-	struct wire *wire = &rollout->wire;
-
-	for (uint32_t i = 0; i < wire->old_count; i++) {
-		bool present = false;
-		for (uint32_t m = 0; m < event->roster_count; m++)
-			present = present ||
-				  (event->roster[m].id == wire->old[i].id &&
-				   event->roster[m].incarnation == wire->old[i].incarnation);
-		if (!present)
-			engine_peer_abandon(rollout->engine, wire->old[i].peer);
-	}
+	wire->pairs = NULL;
+	wire->pair_of_member = NULL;
+	wire->forwards = NULL;
+	wire->pair_count = wire->forward_count = 0;
+	wire->answered_count = 0;
+	wire->next_gone = false;
 }
 
 void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *event)
@@ -157,28 +127,23 @@ void rollout_wire_roster(struct ws_rollout *rollout, const struct member_event *
 	struct ws_error err = {0};
 
 	version_wired(&rollout->version, false, &none);
-	int rc = old_keep(rollout, &err);
-	if (rollout->engine != NULL)
+	if (rollout->engine != NULL) {
 		engine_end(rollout->engine);
-	old_sort(rollout, event);
+		engine_peers_retire(rollout->engine, roster_has, event);
+	}
 	/* The engine borrows the program of the last complete wiring until the fence is done. */
 	if (wire->arena_before.blocks == NULL) {
 		wire->arena_before = wire->arena;
 		memset(&wire->arena, 0, sizeof(wire->arena));
 	}
 	arena_release(&wire->arena);
-	wire->pairs = NULL;
-	wire->pair_of_member = NULL;
-	wire->pair_count = 0;
-	wire->answered_count = 0;
-	wire->quiet = wire->quiet_said = false;
-	wire->given_up = false;
+	pairs_forget(wire);
+	wire->quiet_said = false;
 	memset(&wire->program, 0, sizeof(wire->program));
 	wire->generation = event->generation;
 	wire->state = WIRE_FENCING;
 	wire->fence_until_ns = clock_ns() + FENCE_NS;
-	if (rc == 0)
-		rc = roster_plan(rollout, event, &err);
+	int rc = roster_plan(rollout, event, &err);
 	if (rc == 0)
 		rc = pairs_make(rollout, event, &err);
 	if (rc == 0)
@@ -193,33 +158,11 @@ void rollout_wire_quiet(struct ws_rollout *rollout, uint64_t generation)
 
 	if (generation != wire->generation || wire->state != WIRE_FENCING)
 		return;
-	wire->quiet = true;
-	for (uint32_t i = 0; i < wire->old_count; i++)
-		engine_peer_quiet(rollout->engine, wire->old[i].peer);
+	if (rollout->engine != NULL)
+		engine_peers_quiet(rollout->engine);
 }
 
 /* ---------------------------------------------------------------- a sender's request */
-
-static int request_check(const struct ws_rollout *rollout, const struct pair *pair,
-			 const struct pair_frame *frame, struct ws_error *err)
-{
-	const struct plan *plan = rollout->source.plan;
-	char name[ROLLOUT_NAME_BYTES];
-
-	rollout_wire_member_name(rollout, pair->member, name);
-	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
-		return ws_fail(err, -ESTALE,
-			       "has another plan of its pair with %s (plans %016llx and %016llx, "
-			       "pairs %016llx and %016llx); use one version of weightsync",
-			       name, (unsigned long long)frame->plan_digest,
-			       (unsigned long long)plan_digest(plan),
-			       (unsigned long long)frame->pair_digest[0],
-			       (unsigned long long)pair->plan->digest);
-	if (frame->op_id_base + (uint64_t)pair->plan->credit_count > OP_ID_MAX + UINT64_C(1))
-		return ws_fail(err, -EPROTO, "%s wants credits with op ids beyond %u", name,
-			       OP_ID_MAX);
-	return 0;
-}
 
 static void answer_fill(const struct ws_rollout *rollout, const struct pair *pair,
 			struct pair_frame *frame)
@@ -238,10 +181,9 @@ static void answer_fill(const struct ws_rollout *rollout, const struct pair *pai
 		frame->slot_offset[i] = pair->ring_offset + i * plan_slot_bytes(plan);
 }
 
-static int answer_send(struct ws_rollout *rollout, struct pair *pair, const struct writer *address,
-		       struct ws_error *err)
+static int answer_say(struct ws_rollout *rollout, struct pair *pair, const struct writer *address,
+		      struct ws_error *err)
 {
-	struct writer body = WRITER_INIT(LINK_BODY_BYTES_MAX);
 	struct writer regions = WRITER_INIT(LINK_BODY_BYTES_MAX);
 	struct arena arena = {0};
 	struct place_row *rows = NULL;
@@ -255,15 +197,12 @@ static int answer_send(struct ws_rollout *rollout, struct pair *pair, const stru
 	frame.address_bytes = (uint32_t)address->count;
 	frame.regions = regions.bytes;
 	frame.regions_bytes = (uint32_t)regions.count;
-	if (rc == 0 && !regions.failed)
-		rc = pair_encode(&frame, &body);
 	if (rc != 0 || regions.failed)
 		rc = ws_fail(err, -ENOMEM, "no memory for a pair frame");
 	if (rc == 0)
-		rc = member_say_pair(rollout->member, rollout->wire.generation, pair->member, true,
-				     body.bytes, (uint32_t)body.count, err);
+		rc = pair_say(rollout->member, rollout->wire.generation, pair->member, true, &frame,
+			      err);
 	writer_release(&regions);
-	writer_release(&body);
 	arena_release(&arena);
 	return rc;
 }
@@ -275,21 +214,28 @@ static int request_take(struct ws_rollout *rollout, struct pair *pair, const voi
 	struct pair_frame frame;
 	char name[ROLLOUT_NAME_BYTES];
 
+	const struct pair_plan mine = {
+		.with = rollout_wire_member_name(rollout, pair->member, name),
+		.plan_digest = plan_digest(rollout->source.plan),
+		.pair_digest = pair->plan->digest,
+		.op_count = pair->plan->credit_count,
+		.op_id_max = OP_ID_MAX,
+	};
 	int rc = pair_decode(&frame, &rollout->wire.arena, body, bytes, err);
 	if (rc == 0)
-		rc = request_check(rollout, pair, &frame, err);
+		rc = pair_check(&frame, &mine, err);
 	if (rc == 0)
-		rc = engine_peer_open(rollout->engine,
-				      rollout_wire_member_name(rollout, pair->member, name),
-				      &pair->peer, &address, err);
-	if (rc == 0)
+		rc = engine_peer_open(rollout->engine, name, &pair->peer, &address, err);
+	if (rc == 0) {
+		engine_peer_writer(pair->peer, pair->id, pair->incarnation);
 		rc = engine_peer_connect(rollout->engine, pair->peer, frame.address,
 					 frame.address_bytes, err);
+	}
 	if (rc == 0)
 		rc = engine_peer_regions(rollout->engine, pair->peer, frame.regions,
 					 frame.regions_bytes, err);
 	if (rc == 0)
-		rc = answer_send(rollout, pair, &address, err);
+		rc = answer_say(rollout, pair, &address, err);
 	writer_release(&address);
 	if (rc != 0)
 		return rc;
@@ -386,7 +332,6 @@ static int fence_done(struct ws_rollout *rollout, struct ws_error *err)
 	if (rollout->engine != NULL)
 		rc = engine_set_program(rollout->engine, &none, err);
 	arena_release(&wire->arena_before);
-	wire->old_count = 0;
 	wire->written = false;
 	wire->state = WIRE_PAIRING;
 	if (rc == 0 && !wire->engine_made)
@@ -406,15 +351,6 @@ static int fence_done(struct ws_rollout *rollout, struct ws_error *err)
 	return rc;
 }
 
-static void old_give_up(struct ws_rollout *rollout)
-{
-	struct wire *wire = &rollout->wire;
-
-	wire->given_up = true;
-	for (uint32_t i = 0; i < wire->old_count; i++)
-		engine_peer_abandon(rollout->engine, wire->old[i].peer);
-}
-
 void rollout_wire_step(struct ws_rollout *rollout)
 {
 	struct wire *wire = &rollout->wire;
@@ -424,8 +360,8 @@ void rollout_wire_step(struct ws_rollout *rollout)
 
 	if (wire->state != WIRE_FENCING)
 		return;
-	if (!wire->given_up && clock_ns() >= wire->fence_until_ns)
-		old_give_up(rollout);
+	if (rollout->engine != NULL && clock_ns() >= wire->fence_until_ns)
+		engine_peers_abandon(rollout->engine);
 	if (rollout->engine != NULL)
 		rc = engine_fence(rollout->engine, &closed, &err);
 	if (closed && !wire->quiet_said) {
@@ -443,7 +379,7 @@ void rollout_wire_step(struct ws_rollout *rollout)
 /* ---------------------------------------------------------------- the end */
 
 /* Peers are given up at until_ns, the fence a little later; false: it isn't done. */
-static bool old_close(struct ws_rollout *rollout, uint64_t until_ns)
+static bool peers_close(struct ws_rollout *rollout, uint64_t until_ns)
 {
 	struct engine_event dropped[16];
 	struct ws_error err;
@@ -455,23 +391,20 @@ static bool old_close(struct ws_rollout *rollout, uint64_t until_ns)
 		if (now >= until_ns + GIVE_UP_NS)
 			return false;
 		if (now >= until_ns)
-			old_give_up(rollout);
+			engine_peers_abandon(rollout->engine);
 		(void)engine_step(rollout->engine, dropped, (int)ARRAY_SIZE(dropped));
 		engine_wait(rollout->engine, -1, -1, now + 5000000u);
 	}
-	if (rc == 0)
-		rollout->wire.old_count = 0;
 	return rc == 0;
 }
 
 void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
 {
-	struct ws_error err;
-
-	if (rollout->engine == NULL || old_keep(rollout, &err) != 0)
+	if (rollout->engine == NULL)
 		return;
 	engine_end(rollout->engine);
-	(void)old_close(rollout, until_ns);
+	engine_peers_retire(rollout->engine, NULL, NULL);
+	(void)peers_close(rollout, until_ns);
 }
 
 int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err)
@@ -482,17 +415,12 @@ int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err)
 
 	if (rollout->engine == NULL)
 		return 0;
-	int rc = old_keep(rollout, err);
-	if (rc != 0)
-		return rc;
 	version_wired(&rollout->version, false, &none);
 	engine_end(rollout->engine);
-	wire->pairs = NULL;
-	wire->pair_of_member = NULL;
-	wire->pair_count = 0;
-	wire->answered_count = 0;
+	engine_peers_retire(rollout->engine, NULL, NULL);
+	pairs_forget(wire);
 	wire->state = WIRE_NONE;
-	if (under_way && !old_close(rollout, clock_ns()))
+	if (under_way && !peers_close(rollout, clock_ns()))
 		return ws_fail(err, -EAGAIN,
 			       "writes of an update that was aborted may still come to %s",
 			       rollout->name);
@@ -503,6 +431,5 @@ void rollout_wire_release(struct ws_rollout *rollout)
 {
 	arena_release(&rollout->wire.arena_before);
 	arena_release(&rollout->wire.arena);
-	mem_free(rollout->wire.old);
 	memset(&rollout->wire, 0, sizeof(rollout->wire));
 }

@@ -181,7 +181,7 @@ static void roster_take(struct actor *actor, const struct member_event *event)
 }
 
 /* Memory that was short for a moment (mem_fail_nth) is asked for again. */
-static void pair_say(struct actor *actor, uint32_t to, bool answer, const char *body)
+static void actor_say_pair(struct actor *actor, uint32_t to, bool answer, const char *body)
 {
 	struct ws_error err = {0};
 	int rc = -ENOMEM;
@@ -196,7 +196,7 @@ static void pairs_ask(struct actor *actor)
 {
 	for (uint32_t i = actor->trainer_count;
 	     i < actor->roster_count && actor->role == ROLE_TRAINER; i++)
-		pair_say(actor, i, false, "ask");
+		actor_say_pair(actor, i, false, "ask");
 }
 
 static void pair_take(struct actor *actor, const struct member_event *event)
@@ -210,7 +210,7 @@ static void pair_take(struct actor *actor, const struct member_event *event)
 		return;
 	}
 	ck_assert_mem_eq(event->body, "ask", 3);
-	pair_say(actor, event->from, true, "answer");
+	actor_say_pair(actor, event->from, true, "answer");
 	if (++actor->requests == actor->trainer_count)
 		member_say_wired(actor->member, actor->generation);
 }

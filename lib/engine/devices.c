@@ -346,3 +346,20 @@ int memories_add(struct engine *engine, const struct ws_memory *memories, uint32
 	mem_free(list);
 	return rc;
 }
+
+int memory_fit(struct engine *engine, struct ws_memory *memory, uint32_t *region, uint64_t bytes,
+	       struct ws_error *err)
+{
+	if (bytes == 0 || (*region != UINT32_MAX && memory->bytes >= bytes))
+		return 0;
+	if (*region != UINT32_MAX)
+		engine_region_drop(engine, *region);
+	*region = UINT32_MAX;
+	if (memory->bytes < bytes) {
+		ws_memory_free(memory);
+		int rc = ws_memory_alloc(memory, bytes, err);
+		if (rc != 0)
+			return rc;
+	}
+	return engine_region_add(engine, memory, region, err);
+}

@@ -63,4 +63,12 @@ struct memory_place {
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
 		 struct memory_place *places_out, struct ws_error *err);
 
+/*
+ * Memory of my own that peers write to: at least so many bytes of it, registered, at a place that
+ * may change.  *region is UINT32_MAX before the first time, and where nothing is needed.  Not for
+ * the data path.
+ */
+int memory_fit(struct engine *engine, struct ws_memory *memory, uint32_t *region, uint64_t bytes,
+	       struct ws_error *err);
+
 #endif

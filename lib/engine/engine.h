@@ -129,6 +129,19 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 void engine_peer_quiet(struct engine *engine, struct engine_peer *peer);
 void engine_peer_abandon(struct engine *engine, struct engine_peer *peer);
 
+/*
+ * The same for all peers of a wiring that ends, by who may write to me over each: a member's number
+ * and incarnation, which a side that is written to notes after engine_peer_open.  Whoever has no
+ * writer is quiet at once; one that isn't present any more (NULL: all are) can't be heard.  The
+ * others end when all have said quiet, or are given up.
+ */
+void engine_peer_writer(struct engine_peer *peer, uint64_t member, uint64_t incarnation);
+void engine_peers_retire(struct engine *engine,
+			 bool (*present)(const void *arg, uint64_t member, uint64_t incarnation),
+			 const void *arg);
+void engine_peers_quiet(struct engine *engine);
+void engine_peers_abandon(struct engine *engine);
+
 /* ---- program.c: one update's sends and receives.  Arrays are borrowed until the next
  * engine_set_program; a side may change remote_region/remote_offset between attempts. */
 struct gather_move {
@@ -259,6 +272,8 @@ struct engine_event {
 	uint64_t got, want;
 };
 
+/* "of another attempt": which write it was, for a sentence. */
+const char *engine_stray_text(enum stray_kind kind);
 /* Why an op failed, for a sentence. */
 static inline const char *engine_op_reason(const struct engine_event *event)
 {

@@ -170,8 +170,9 @@ struct engine_peer {
 	char *name;	  /* owned */
 	uint32_t ordinal; /* which of my peers: spreads uneven rails */
 	bool quiet, abandoned;
-	uint32_t address_nic_count; /* as in its address; 0: not connected */
-	uint32_t remote_nic_count;  /* as in its regions; 0: none came */
+	uint64_t writer, writer_incarnation; /* the member that writes to me by it; 0: nobody */
+	uint32_t address_nic_count;	     /* as in its address; 0: not connected */
+	uint32_t remote_nic_count;	     /* as in its regions; 0: none came */
 	uint32_t remote_region_count;
 	size_t remote_bytes_room, remote_keys_room;
 	uint64_t *remote_bytes;		/* owned; per region */

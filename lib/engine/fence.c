@@ -83,3 +83,36 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 	peers_free(engine);
 	return engine->pages_moved ? regions_renew(engine, err) : 0;
 }
+
+/* ---------------------------------------------------------------- whom it waits for */
+
+void engine_peer_writer(struct engine_peer *peer, uint64_t member, uint64_t incarnation)
+{
+	peer->writer = member;
+	peer->writer_incarnation = incarnation;
+}
+
+void engine_peers_retire(struct engine *engine,
+			 bool (*present)(const void *arg, uint64_t member, uint64_t incarnation),
+			 const void *arg)
+{
+	for (uint32_t i = 0; i < engine->peer_count; i++) {
+		struct engine_peer *peer = engine->peers[i];
+		if (peer->writer == 0)
+			peer->quiet = true;
+		else if (present != NULL && !present(arg, peer->writer, peer->writer_incarnation))
+			peer->abandoned = true;
+	}
+}
+
+void engine_peers_quiet(struct engine *engine)
+{
+	for (uint32_t i = 0; i < engine->peer_count; i++)
+		engine->peers[i]->quiet = true;
+}
+
+void engine_peers_abandon(struct engine *engine)
+{
+	for (uint32_t i = 0; i < engine->peer_count; i++)
+		engine->peers[i]->abandoned |= engine->peers[i]->writer != 0;
+}

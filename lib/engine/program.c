@@ -312,6 +312,15 @@ static void receive_finish(struct engine *engine, uint32_t index)
 						   .receive = index});
 }
 
+const char *engine_stray_text(enum stray_kind kind)
+{
+	static const char *const texts[] = {[STRAY_STALE] = "of another attempt",
+					    [STRAY_DUPLICATE] = "that had arrived before",
+					    [STRAY_UNKNOWN] = "that nobody was to send",
+					    [STRAY_NO_ATTEMPT] = "while no update is open"};
+	return texts[kind];
+}
+
 static void stray_report(struct engine *engine, uint32_t nic, const struct event *event,
 			 enum imm_verdict verdict, uint32_t receive)
 {

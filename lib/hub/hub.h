@@ -163,6 +163,9 @@ struct member_event {
 	struct ws_error error; /* DROPPED, OVER, HUB_LOST, WORD_ABORT: code and sentence */
 };
 
+/* For a ROSTER event: whether that process is in it. */
+bool roster_has(const void *roster_event, uint64_t id, uint64_t incarnation);
+
 int member_open(struct member **member_out, const struct member_options *options,
 		struct ws_error *err);
 void member_close(struct member *member); /* says leave, lingers shortly */
@@ -284,7 +287,8 @@ struct pair_frame {
 	uint32_t address_bytes, regions_bytes;
 	uint32_t op_id_base;   /* for the other, writing to me */
 	uint32_t receive_base; /* the other's first counter is my receive number .. (digests) */
-	uint32_t ring_region;  /* R: where the other's slots lie */
+	/* R: where the other's slots lie; a trainer: where its maxima land, at slot 0 */
+	uint32_t ring_region;
 	uint64_t slot_offset[8];
 	uint32_t slot_count;
 	const struct place_row *rows; /* R: only the params that T writes to */
@@ -295,6 +299,19 @@ struct pair_frame {
  * Rows may cover params that nobody asked for. */
 bool place_find(const struct place_row *rows, uint32_t count, uint32_t param, uint32_t *region_out,
 		uint64_t *offset_out);
+
+/* What my own plan says of a pair, to hold the other's frame against. */
+struct pair_plan {
+	const char *with; /* the other, for a sentence */
+	uint64_t plan_digest, pair_digest;
+	uint64_t op_count, op_id_max; /* ops of mine to it; the highest id that an op may have */
+};
+
+/* -ESTALE: the other has another plan; -EPROTO: it gave ids that are too high. */
+int pair_check(const struct pair_frame *frame, const struct pair_plan *mine, struct ws_error *err);
+/* member_say_pair of a frame.  -ENOMEM. */
+int pair_say(struct member *member, uint64_t generation, uint32_t to, bool answer,
+	     const struct pair_frame *frame, struct ws_error *err);
 
 int pair_encode(const struct pair_frame *pair, struct writer *out);
 /* Rows go to arena; address and regions point into bytes.  -EPROTO names what is wrong. */

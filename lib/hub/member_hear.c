@@ -46,6 +46,15 @@ static uint32_t find_self(const struct member *member, const struct roster *rost
 	return UINT32_MAX;
 }
 
+bool roster_has(const void *roster_event, uint64_t id, uint64_t incarnation)
+{
+	const struct member_event *event = roster_event;
+	for (uint32_t i = 0; i < event->roster_count; i++)
+		if (event->roster[i].id == id && event->roster[i].incarnation == incarnation)
+			return true;
+	return false;
+}
+
 static void roster_event(const struct member *member, struct member_event *event_out)
 {
 	const struct roster *roster = &member->roster;

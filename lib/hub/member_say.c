@@ -272,6 +272,21 @@ int member_say_pair(struct member *member, uint64_t generation, uint32_t to, boo
 	return 0;
 }
 
+int pair_say(struct member *member, uint64_t generation, uint32_t to, bool answer,
+	     const struct pair_frame *frame, struct ws_error *err)
+{
+	struct writer body = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	int rc = pair_encode(frame, &body);
+	if (rc != 0)
+		rc = ws_fail(err, rc, "a pair frame for member %u of the roster %s", to,
+			     rc == -ENOMEM ? "finds no memory" : "is too long");
+	else
+		rc = member_say_pair(member, generation, to, answer, body.bytes,
+				     (uint32_t)body.count, err);
+	writer_release(&body);
+	return rc;
+}
+
 void member_pairs_clear(struct member *member)
 {
 	for (uint32_t i = 0; i < member->pair_count; i++)

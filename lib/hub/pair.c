@@ -110,6 +110,22 @@ int pair_decode(struct pair_frame *pair_out, struct arena *arena, const void *by
 	return 0;
 }
 
+int pair_check(const struct pair_frame *frame, const struct pair_plan *mine, struct ws_error *err)
+{
+	if (frame->plan_digest != mine->plan_digest || frame->pair_digest[0] != mine->pair_digest)
+		return ws_fail(err, -ESTALE,
+			       "has another plan of its pair with %s (plans %016llx and %016llx, "
+			       "pairs %016llx and %016llx); use one version of weightsync",
+			       mine->with, (unsigned long long)mine->plan_digest,
+			       (unsigned long long)frame->plan_digest,
+			       (unsigned long long)mine->pair_digest,
+			       (unsigned long long)frame->pair_digest[0]);
+	if (frame->op_id_base + mine->op_count > mine->op_id_max + UINT64_C(1))
+		return ws_fail(err, -EPROTO, "got op ids beyond %llu from %s",
+			       (unsigned long long)mine->op_id_max, mine->with);
+	return 0;
+}
+
 /* The last row that begins at or before the param counts. */
 bool place_find(const struct place_row *rows, uint32_t count, uint32_t param, uint32_t *region_out,
 		uint64_t *offset_out)
