@@ -43,26 +43,14 @@ struct end {
 			_exit(99); \
 	} while (0)
 
-static inline int end_memory(struct end *end, size_t bytes, bool allocated, struct ws_error *err)
-{
-	end->allocated = allocated;
-	end->memory = (struct ws_memory){.bytes = bytes};
-	if (allocated)
-		return ws_memory_alloc(&end->memory, bytes, err);
-	end->memory.base = calloc(1, bytes);
-	return end->memory.base == NULL ? -ENOMEM : 0;
-}
-
-/* Everything up to the other's hello. */
-static inline int end_open_on(struct end *end, const char *transport, const char *device,
-			      int socket, size_t bytes, bool allocated, struct ws_error *err)
+/* Everything up to the other's hello, with memory that is there. */
+static inline int end_open_with(struct end *end, const char *transport, const char *device,
+				int socket, const struct ws_memory *memory, struct ws_error *err)
 {
 	struct hello mine = {0};
 
-	*end = (struct end){0};
+	*end = (struct end){.memory = *memory};
 	int rc = nic_open(&end->nic, transport, device, err);
-	if (rc == 0)
-		rc = end_memory(end, bytes, allocated, err);
 	if (rc == 0)
 		rc = end->nic->transport->reg(end->nic, &end->memory, &end->mr, err);
 	if (rc == 0)
@@ -73,6 +61,23 @@ static inline int end_open_on(struct end *end, const char *transport, const char
 		rc = -EIO;
 	if (rc == 0 && read(socket, &end->other, sizeof(end->other)) != sizeof(end->other))
 		rc = -EIO;
+	return rc;
+}
+
+static inline int end_open_on(struct end *end, const char *transport, const char *device,
+			      int socket, size_t bytes, bool allocated, struct ws_error *err)
+{
+	struct ws_memory memory = {.bytes = bytes};
+	int rc = 0;
+
+	if (allocated)
+		rc = ws_memory_alloc(&memory, bytes, err);
+	else
+		memory.base = calloc(1, bytes);
+	if (memory.base == NULL)
+		return rc != 0 ? rc : -ENOMEM;
+	rc = end_open_with(end, transport, device, socket, &memory, err);
+	end->allocated = allocated;
 	return rc;
 }
 
