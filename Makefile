@@ -119,6 +119,8 @@ $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD
 		$(BUILD)/tests/plan_fanout $(BUILD)/tests/plan_rails $(BUILD)/tests/simulate: \
 	$(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/page: $(BUILD)/tests/plan_pair_world.o
+$(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512: \
+	$(BUILD)/tests/convert_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)

@@ -20,15 +20,18 @@
 #define F32_QUIET    0x00400000u
 #define F32_NAN	     0x7fc00000u
 
-#define F8_NAN	      0x7f
-#define E4M3_LARGEST  0x7e /* 448 */
-#define E4M3_FRACTION 3
-#define E4M3_BIAS     7
-#define E5M2_LARGEST  0x7b /* 57344 */
-#define E5M2_FRACTION 2
-#define E5M2_BIAS     15
-#define F16_FRACTION  10
-#define F16_BIAS      15
+/* What codes saturate at, as a value and as a code. */
+#define E4M3_MAX      448.0F
+#define E4M3_LARGEST  0x7eu
+#define E4M3_FRACTION 3u /* bits */
+#define E4M3_BIAS     7u
+#define E5M2_MAX      57344.0F
+#define E5M2_LARGEST  0x7bu
+#define E5M2_FRACTION 2u
+#define E5M2_BIAS     15u
+#define F8_NAN	      0x7fu
+#define F16_FRACTION  10u
+#define F16_BIAS      15u
 
 /* A finite value of sign 0 with this many bits of fraction. */
 ON_BOTH uint32_t f32_of_narrow(uint32_t value, uint32_t fraction_bits, uint32_t bias)

@@ -15,6 +15,7 @@
 /* A move on its way. */
 struct walk {
 	const struct move *move;
+	const struct rows *rows;
 	struct box box; /* src and dst advance */
 	uint64_t at[MOVE_DIM_MAX];
 	/* Divisors, or scales, of the blocks from this entry on: rows below each other share them.
@@ -158,9 +159,9 @@ static void factor_row(struct walk *walk, const struct row *given)
 			row.count = MIN(row.count, run + (BLOCKS_MAX - 1) * row.each);
 		find_factors(walk, &row);
 		if (walk->move->kind == MOVE_QUANTIZE)
-			rows_c.quantize(&row, walk->factors);
+			walk->rows->quantize(&row, walk->factors);
 		else
-			rows_c.dequantize(&row, walk->factors);
+			walk->rows->dequantize(&row, walk->factors);
 		row_advance(&rest, row.count);
 	}
 }
@@ -173,10 +174,10 @@ static void move_row(struct walk *walk, const struct row *row)
 		if (move->from == move->to)
 			copy_row(row);
 		else
-			rows_c.cast(row);
+			walk->rows->cast(row);
 		return;
 	case MOVE_MAXIMA:
-		rows_c.maxima(row);
+		walk->rows->maxima(row);
 		return;
 	case MOVE_RAISE:
 		raise_row(row);
@@ -238,18 +239,22 @@ static bool walk_next(struct walk *walk)
  * subnormals, and threads inherit that. */
 void convert_move(const struct move *move)
 {
-	struct walk walk = {.move = move};
+	struct walk walk;
 	fenv_t theirs;
 	struct row row;
 	assert(convert_can(move));
 	if (move_element_count(move) == 0)
 		return;
 	bool is_arithmetic = move->kind >= MOVE_QUANTIZE;
+	walk.move = move;
+	walk.rows = rows_best();
+	walk.factor_count = 0;
+	memset(walk.at, 0, sizeof(walk.at));
 	box_make(&walk.box, move);
-	if (is_arithmetic)
+	if (is_arithmetic) {
 		fegetenv(&theirs);
-	if (is_arithmetic)
 		fesetenv(FE_DFL_ENV);
+	}
 	do {
 		row = row_at(&walk);
 		move_row(&walk, &row);

@@ -6,7 +6,10 @@
 #ifndef ROWS_H
 #define ROWS_H
 
+#include <string.h>
+
 #include "lib/convert/convert.h"
+#include "lib/convert/float.h"
 
 #define BLOCKS_MAX 512 /* of a row at once: their scales lie on the stack */
 
@@ -35,27 +38,45 @@ static inline uint64_t row_run(const struct row *row)
 	return MIN(row->count, row->each - row->first);
 }
 
-/* By count elements; a block that ends there is left behind. */
+/* By count elements; blocks that end there are left behind. */
 static inline void row_advance(struct row *row, uint64_t count)
 {
 	uint64_t at = row->first + count;
 	row->src += (int64_t)count * row->src_stride;
 	row->dst += (int64_t)count * row->dst_stride;
-	row->entry += (int64_t)(at / row->each) * row->entry_stride;
-	row->first = at % row->each;
 	row->count -= count;
+	row->first = at;
+	if (at >= row->each) {
+		row->entry += (int64_t)(at / row->each) * row->entry_stride;
+		row->first = at % row->each;
+	}
+}
+
+/* Raises the maximum of the row's first block. */
+static inline void row_raise(const struct row *row, uint32_t size)
+{
+	uint32_t maximum;
+	memcpy(&maximum, row->entry, sizeof(maximum));
+	if (size > F32_INFINITY)
+		size = F32_NAN;
+	if (size > maximum)
+		memcpy(row->entry, &size, sizeof(size));
 }
 
 /*
  * One row each.  divisors and scales are those of the row's blocks, in order.
  */
 struct rows {
+	bool (*is_here)(void);		     /* whether this CPU can */
 	void (*cast)(const struct row *row); /* from != to */
 	void (*maxima)(const struct row *row);
 	void (*quantize)(const struct row *row, const float *divisors);
 	void (*dequantize)(const struct row *row, const float *scales);
 };
 
-extern const struct rows rows_c;
+extern const struct rows rows_c, rows_avx2, rows_avx512;
+
+/* level.c: those of this CPU, or of the level that was set. */
+const struct rows *rows_best(void);
 
 #endif

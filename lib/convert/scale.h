@@ -16,7 +16,7 @@
 
 ON_BOTH float largest_code(enum ws_dtype code)
 {
-	return code == WS_F8_E4M3 ? 448.0F : 57344.0F;
+	return code == WS_F8_E4M3 ? E4M3_MAX : E5M2_MAX;
 }
 
 /* The next power of two that isn't below; of a subnormal too, whose bits are a plain integer. */

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* AVX2, vectors of 8 lanes: bit by bit what the plain C does. */
+#include "tests/convert_world.h"
+
+Suite *suite(void)
+{
+	return level_suite(CONVERT_AVX2);
+}
