@@ -49,7 +49,7 @@ struct quant {
  * of that dim, and the entry of blocks b0, b1, .. is the table's at the sum of b * stride[d].
  */
 struct blocks {
-	const struct quant *quant; /* borrowed as long as the move */
+	const struct quant *quant; /* borrowed as long as the move; MAXIMA needs none */
 	void *table; /* MAXIMA, QUANTIZE: uint32_t maxima; DEQUANTIZE: scales of quant->scale */
 	uint64_t each[MOVE_DIM_MAX]; /* >= 1; where all is under one scale: the extent or more */
 	uint64_t first[MOVE_DIM_MAX];

@@ -47,12 +47,12 @@ bool convert_can(const struct move *move)
 		return from == to ? ws_dtype_bytes(from) > 0 : is_float(from) && is_float(to);
 	if (move->kind == MOVE_RAISE)
 		return from == WS_U32 && to == WS_U32;
+	if (move->kind == MOVE_MAXIMA)
+		return is_float(from) && move->blocks != NULL;
 	const struct quant *quant = move->blocks == NULL ? NULL : move->blocks->quant;
 	if (quant == NULL || !quant_can(quant))
 		return false;
 	switch (move->kind) {
-	case MOVE_MAXIMA:
-		return is_float(from);
 	case MOVE_QUANTIZE:
 		return is_float(from) && to == quant->code;
 	case MOVE_SCALE:
@@ -60,6 +60,7 @@ bool convert_can(const struct move *move)
 	case MOVE_DEQUANTIZE:
 		return from == quant->code && is_float(to);
 	case MOVE_CAST:
+	case MOVE_MAXIMA:
 	case MOVE_RAISE:
 		break;
 	}
