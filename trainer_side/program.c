@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copies become sends: local addresses from the params, remote ones from the rollouts' rows and
- * ring slots, op ids by adding the receivers' bases.
+ * Copies become sends: local addresses from the params, remote ones from the rollouts' rows, ring
+ * slots and the trainers' inboxes, op ids by adding the receivers' bases.
  */
 #include <errno.h>
 #include <string.h>
@@ -36,9 +36,10 @@ static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy,
 		const struct plan_part *part = &copy->parts[i];
 		struct move *move = &moves[i].move;
 		int64_t stride = (int64_t)ws_dtype_bytes(part->to);
+		int rc = quantize_part(trainer, part, move, err);
+		if (rc != 0)
+			return rc;
 		moves[i].wire_offset = part->wire_offset;
-		move->src =
-			(const uint8_t *)trainer->memories[part->src_param].base + part->src_offset;
 		move->dim_count = part->dim_count;
 		move->from = part->from;
 		move->to = part->to;
@@ -54,6 +55,22 @@ static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy,
 	return 0;
 }
 
+/* What its parts wait for. */
+static uint32_t gate_of(const struct plan_copy *copy)
+{
+	for (uint32_t i = 0; i < copy->part_count; i++)
+		switch (copy->parts[i].kind) {
+		case PART_CAST:
+			break;
+		case PART_CODES:
+		case PART_SCALES:
+			return gate_raised(copy->bucket);
+		case PART_MAXIMA:
+			return gate_found(copy->bucket);
+		}
+	return 0;
+}
+
 static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, struct send *send,
 		     struct ws_error *err)
 {
@@ -66,6 +83,7 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 		.first_op_id = (uint32_t)(pair->op_id_base + copy->first_op),
 		.credit_op_id = UINT32_MAX,
 		.counter = pair->digest_base + copy->counter,
+		.gate = gate_of(copy),
 	};
 	int rc = 0;
 	if (copy->gather) {
@@ -75,6 +93,11 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 		send->local =
 			(const uint8_t *)trainer->memories[part->src_param].base + part->src_offset;
 		send->local_region = trainer->places[part->src_param].region;
+	}
+	if (rc == 0 && copy->parts[0].kind == PART_MAXIMA) {
+		send->remote_region = pair->ring_region;
+		send->remote_offset = pair->slot_offset[0] + copy->inbox_offset;
+		return 0;
 	}
 	if (rc != 0 || copy->ring < 0)
 		return rc != 0 ? rc : remote_direct(trainer, pair, &copy->parts[0], send, err);
@@ -148,6 +171,9 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 	struct plan_copy copy;
 	uint32_t count = 0;
 
+	int rc = quantize_make(trainer, err);
+	if (rc != 0)
+		return rc;
 	while (plan_next_send(plan, &cursor, &copy))
 		count++;
 	struct send *sends = arena_array(&wire->arena, count, sizeof(*sends));
@@ -157,7 +183,7 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 		return ws_fail(err, -ENOMEM, "no memory for a program of %u sends", count);
 	cursor = (struct plan_cursor){0};
 	for (uint32_t i = 0; i < count && plan_next_send(plan, &cursor, &copy); i++) {
-		int rc = send_make(trainer, &copy, &sends[i], err);
+		rc = send_make(trainer, &copy, &sends[i], err);
 		if (rc != 0)
 			return rc;
 		wire->send_bucket[i] = copy.bucket;
@@ -165,6 +191,6 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 	}
 	wire->program.sends = sends;
 	wire->program.send_count = count;
-	int rc = digests_make(trainer, sends, count, err);
+	rc = digests_make(trainer, sends, count, err);
 	return rc != 0 ? rc : credits_make(wire, err);
 }

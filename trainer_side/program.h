@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A trainer's part of a plan as the engine's program. */
+/*
+ * A trainer's part of a plan as the engine's program: sends, digests and credits (program.c), what
+ * weights are quantized by (quantize.c), and what comes from other trainers (receive.c).
+ */
 #ifndef TRAINER_PROGRAM_H
 #define TRAINER_PROGRAM_H
 
@@ -8,5 +11,23 @@
 /* Fills wire->program, in the wire's arena, from the plan and the pairs' answers.  -EPROTO when
  * a rollout left out where a param lies. */
 int program_make(struct ws_trainer *trainer, struct ws_error *err);
+
+/* Gates of a bucket.  My locals hold both shut.  Behind the first wait the maxima that I tell
+ * others, behind the second codes and scales; what others tell me holds that one shut, too. */
+static inline uint32_t gate_found(uint32_t bucket)
+{
+	return 2 * bucket + 1;
+}
+
+static inline uint32_t gate_raised(uint32_t bucket)
+{
+	return 2 * bucket + 2;
+}
+
+/* ---- quantize.c.  The program's tables, gates and locals; before anything points into tables. */
+int quantize_make(struct ws_trainer *trainer, struct ws_error *err);
+/* A part of any kind as a move of a gather, but for where it goes. */
+int quantize_part(struct ws_trainer *trainer, const struct plan_part *part, struct move *move,
+		  struct ws_error *err);
 
 #endif

@@ -84,6 +84,8 @@ void report_end(struct ws_trainer *trainer)
 		.total_ns = now - push->start_ns,
 		.begin_ns = between(push->start_ns, push->ready_ns),
 		.stage_ns = progress.gather_ns,
+		.exchange_ns = progress.gated_ns,
+		.quantize_ns = progress.quantize_ns,
 		.write_ns = between(push->ready_ns, push->sent_ns),
 		.landed_ns = between(push->start_ns, push->landed_ns),
 		.pause_ns = between(push->landed_ns, push->paused_ns),

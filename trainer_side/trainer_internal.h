@@ -6,6 +6,7 @@
  *   request.c  what callers ask of a push, and the answers
  *   push.c     the state of one push (I/O thread)
  *   wire.c     roster -> plan -> peers -> pair frames -> program (I/O thread)
+ *   program.c  the plan's copies as the engine's sends; quantize.c: by what weights are quantized
  *   io.c       the I/O thread's loop
  *
  * The caller and the I/O thread share one mailbox: the caller fills `request` and raises `asked`,
@@ -72,6 +73,7 @@ struct wire {
 	uint32_t *pair_of_member; /* UINT32_MAX: none */
 	uint32_t member_count;
 	struct engine_program program;
+	struct recipe *recipes;	    /* quantize.c's; in the arena */
 	struct replica_view *views; /* room for replica_count */
 	uint32_t *send_bucket;	    /* by send: for error texts */
 	uint32_t *send_param;	    /* by send: my first param in it */

@@ -86,10 +86,12 @@ struct ws_report {
 	uint64_t staging_high_bytes; /* most staging in use at once */
 	uint64_t total_ns;	     /* the call */
 	uint64_t begin_ns;	     /* until the first rollout was ready */
-	uint64_t stage_ns; /* stage thread's time in gathering and casting, inside write_ns */
-	uint64_t exchange_ns, quantize_ns; /* 0 until quantization exists */
-	uint64_t write_ns;		   /* first ready to my last op reported */
-	uint64_t landed_ns;		   /* until every replica had landed */
+	/* Stage thread's time in gathering and casting, and in finding maxima and making codes
+	 * and scales; and how long something waited for other trainers' maxima alone.  All of it
+	 * goes on beside begin and write. */
+	uint64_t stage_ns, quantize_ns, exchange_ns;
+	uint64_t write_ns;  /* first ready to my last op reported */
+	uint64_t landed_ns; /* until every replica had landed */
 	uint64_t pause_ns,
 		reload_ns; /* all replicas: landed to paused; paused to live and resumed */
 	uint32_t nic_count;
