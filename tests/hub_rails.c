@@ -23,7 +23,7 @@ struct wanted {
 };
 
 /* Everybody has a roster in which a member has so many NICs, and is wired by it. */
-static bool roster_has(const struct world *world, const void *arg)
+static bool has_rails(const struct world *world, const void *arg)
 {
 	const struct wanted *wanted = arg;
 	for (uint32_t i = 0; i < world->count; i++)
@@ -68,9 +68,9 @@ START_TEST(other_nics_are_another_wiring_between_attempts)
 	struct actor *actor = &world.actor[_i];
 	uint64_t generation = world.actor[0].generation;
 	rails_say(actor, 2, "");
-	ck_assert(world_run(&world, roster_has, &(struct wanted){(uint32_t)_i, 2}));
+	ck_assert(world_run(&world, has_rails, &(struct wanted){(uint32_t)_i, 2}));
 	rails_say(actor, 1, "NIC 'b' is down");
-	ck_assert(world_run(&world, roster_has, &(struct wanted){(uint32_t)_i, 1}));
+	ck_assert(world_run(&world, has_rails, &(struct wanted){(uint32_t)_i, 1}));
 	ck_assert_uint_ge(world.actor[0].generation, generation + 2);
 	ck_assert_uint_eq(actor->drop_count, 0);
 	push_ok(&world, 2);
@@ -82,7 +82,7 @@ START_TEST(other_nics_are_another_wiring_between_attempts)
 	world_run_ms(&world, 300);
 	ck_assert_uint_eq(world.actor[0].generation, generation);
 	push_ok(&world, 3);
-	ck_assert(world_run(&world, roster_has, &(struct wanted){(uint32_t)_i, 2}));
+	ck_assert(world_run(&world, has_rails, &(struct wanted){(uint32_t)_i, 2}));
 	ck_assert_uint_gt(world.actor[0].generation, generation);
 	/* Of NICs in use: it is no trouble of the run. */
 	rails_say(actor, 2, "NIC 'b': its GID changed");
@@ -109,7 +109,7 @@ START_TEST(a_rollout_without_nics_is_out_until_it_has_one)
 	push_ok_but(&world, 2, actor);
 	rails_say(actor, 1, "");
 	ck_assert(world_run(&world, trainers_hear, ""));
-	ck_assert(world_run(&world, roster_has, &(struct wanted){2, 1}));
+	ck_assert(world_run(&world, has_rails, &(struct wanted){2, 1}));
 	ck_assert_uint_eq(world.actor[0].roster_replicas, 2);
 	push_ok(&world, 3);
 	world_close(&world);
