@@ -4,7 +4,7 @@
  * "seed=3,drop=0.01,dup_nth=5:fabric:tcp/127.0.0.1".  README.md lists the rules.  They act on
  * the ops posted through this NIC; delay also on the immediates that arrive at it.
  *
- * down and gone are of the NIC as a whole: its port, or it.
+ * down, silent and gone are of the NIC as a whole: its port, what lies behind it, or it.
  *
  * Every op is a slot; the wrapped NIC sees the slot's index as the op's id.  Events that the
  * wrapped NIC doesn't give (drop, fail), or gave too early (delay), are queued here.
@@ -22,6 +22,7 @@
 #define COPY_BYTES_MAX	(UINT64_C(4) << 20)
 #define OLD_COUNT	64 /* immediates that stale may repeat */
 #define DELAY_POLLS_MAX 64
+#define SILENT_POLLS	200 /* of what isn't answered, until it is said */
 #define HELD_MAX	4096
 #define EXTRA_MAX	256
 
@@ -100,7 +101,8 @@ static void limits_take(struct fault *fault)
 {
 	const struct nic *inner = fault->inner;
 	const struct transport *transport = fault->nic.transport;
-	bool any = fault->rules.down_nth > 0 || fault->rules.gone_nth > 0;
+	bool any = fault->rules.down_nth > 0 || fault->rules.gone_nth > 0 ||
+		   fault->rules.silent_nth > 0;
 
 	for (enum rule rule = 0; rule < RULE_COUNT; rule++)
 		any = any || rules_have(&fault->rules, rule);
@@ -414,6 +416,18 @@ static void report_without_sending(struct fault *fault, const struct op *op)
 	assert(kept);
 }
 
+static void report_unanswered(struct fault *fault, const struct op *op)
+{
+	const struct event event = {.kind = EVENT_FAILED,
+				    .status = -ECONNRESET,
+				    .reason = "no answer, by rule",
+				    .id = op->id,
+				    .peer = op->peer};
+	bool kept = event_hold(fault, &event, SILENT_POLLS);
+
+	assert(kept);
+}
+
 /* The wrapped NIC's answer: 1 taken, 0 full, negative lost. */
 static int pass_on(struct fault *fault, const struct op *op)
 {
@@ -453,6 +467,8 @@ static int fault_post(struct nic *nic, const struct op *ops, int count)
 		decide(fault);
 		if (fault->does[FAIL] || fault->does[DROP] || fault->port.down) {
 			report_without_sending(fault, &ops[i]);
+		} else if (port_is_silent(&fault->port)) {
+			report_unanswered(fault, &ops[i]);
 		} else {
 			int rc = pass_on(fault, &ops[i]);
 			if (rc <= 0)
@@ -506,7 +522,7 @@ static bool translate(struct fault *fault, const struct event *from, struct even
 	if (from->kind == EVENT_IMM) {
 		bool delay = rules_chance(&fault->rules, DELAY);
 		port_traffic(&fault->port, &fault->rules);
-		if (fault->port.down)
+		if (fault->port.down || port_is_silent(&fault->port))
 			return false; /* it doesn't get through */
 		to->peer = from->peer != NULL ? peer_find(fault, from->peer) : NULL;
 		return !delay ||

@@ -15,21 +15,23 @@ struct rules {
 	uint64_t nth[RULE_COUNT]; /* counted from 1; 0: none */
 	uint64_t op_count;	  /* ops decided so far */
 	/* Of the NIC as a whole; ops and immediates are counted, from 1; 0: none. */
-	uint64_t down_nth, down_polls, gone_nth;
+	uint64_t down_nth, down_polls, gone_nth, silent_nth;
 };
 
 /* Whether the NIC, or its port, works. */
 struct port {
 	uint64_t traffic;    /* ops and immediates so far */
 	uint64_t polls_left; /* until it is up again; 0: no such time */
-	uint32_t mends_seen; /* when it went down */
-	bool down, gone, news;
+	uint32_t mends_seen; /* when it went down, or silent */
+	bool down, gone, silent, news;
 };
 
 /* One op or immediate more: does the port go down with it, or the NIC? */
 void port_traffic(struct port *port, const struct rules *rules);
 /* One poll more; true: it went down or up. */
 bool port_poll(struct port *port, const struct rules *rules);
+/* It is up, and nothing gets through. */
+bool port_is_silent(const struct port *port);
 /* A NIC of these rules is gone, and can't be opened yet. */
 bool port_is_kept_away(const struct rules *rules);
 /* The count bytes at text: "seed=3,drop=0.01,dup_nth=5", or nothing. */

@@ -20,6 +20,7 @@ static uint64_t *nic_rule(struct rules *rules, const char *key)
 	return strcmp(key, "down_nth") == 0	? &rules->down_nth
 	       : strcmp(key, "down_polls") == 0 ? &rules->down_polls
 	       : strcmp(key, "gone_nth") == 0	? &rules->gone_nth
+	       : strcmp(key, "silent_nth") == 0 ? &rules->silent_nth
 						: NULL;
 }
 
@@ -62,7 +63,7 @@ static int rule_parse(struct rules *rules, const char *key, const char *value, s
 	return ws_fail(err, -EINVAL,
 		       "no fault rule is named '%s'; there are seed, drop, dup, fail, delay, lost, "
 		       "stale, corrupt, cut, and each but seed with _nth; down_nth, down_polls, "
-		       "gone_nth",
+		       "gone_nth, silent_nth",
 		       key);
 }
 
@@ -138,10 +139,19 @@ void port_traffic(struct port *port, const struct rules *rules)
 		port->polls_left = rules->down_polls;
 		port->mends_seen = atomic_load(&mends);
 	}
+	if (port->traffic == rules->silent_nth) {
+		port->silent = true;
+		port->mends_seen = atomic_load(&mends);
+	}
 	if (port->traffic == rules->gone_nth) {
 		port->gone = true;
 		atomic_store(&any_gone, true);
 	}
+}
+
+bool port_is_silent(const struct port *port)
+{
+	return port->silent && port->mends_seen == atomic_load(&mends);
 }
 
 bool port_poll(struct port *port, const struct rules *rules)
