@@ -1,193 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Rails of one engine: shares by speed, pairing by subnet, and NICs that go out of use and come
- * back.  One sender and one receiver, stepped by one thread, over loop.
+ * back, over loop.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "lib/engine/engine_internal.h"
 #include "lib/transport/tables.h"
+#include "tests/ends_world.h"
 #include "tests/test.h"
 
-#define OP_BYTES  4096u
-#define OPS	  2000u
-#define BYTES	  ((uint64_t)OPS * OP_BYTES)
-#define STEPS_MAX 400000
-#define WAIT_MS	  20000u
-#define NICS_TWO  2
-
-struct end {
-	struct engine *engine;
-	struct engine_peer *peer;
-	struct ws_memory memory;
-	uint32_t lost, failed, done;
-	struct engine_event lost_event;
-};
-
-struct ends {
-	struct end from, to;
-	struct send send;
-	struct receive receive;
-	struct op_range range;
-	struct span span;
-	uint64_t attempt;
-};
-
-static void end_open(struct end *end, const struct device *devices, uint32_t depth, bool gathers)
-{
-	struct ws_error err;
-	uint32_t region;
-	const struct engine_options options = {.devices = devices,
-					       .device_count = NICS_TWO,
-					       .op_bytes = OP_BYTES,
-					       .depth = depth,
-					       .staging_bytes = gathers ? 16 * OP_BYTES : 0};
-	ck_ok(engine_open(&end->engine, &options, &err), err);
-	end->memory = (struct ws_memory){.place = WS_HOST};
-	ck_ok(ws_memory_alloc(&end->memory, BYTES, &err), err);
-	ck_ok(engine_region_add(end->engine, &end->memory, &region, &err), err);
-	ck_assert_uint_eq(region, 1);
-}
-
-static void half_open(struct end *end, struct writer *address, struct writer *regions)
-{
-	struct ws_error err;
-	ck_ok(engine_peer_open(end->engine, "the other", &end->peer, address, &err), err);
-	engine_regions_encode(end->engine, regions);
-}
-
-static void half_connect(struct end *end, const struct writer *address,
-			 const struct writer *regions)
-{
-	struct ws_error err;
-	ck_ok(engine_peer_connect(end->engine, end->peer, address->bytes, address->count, &err),
-	      err);
-	ck_ok(engine_peer_regions(end->engine, end->peer, regions->bytes, regions->count, &err),
-	      err);
-}
-
-static void ends_connect(struct ends *ends)
-{
-	struct writer out[4] = {WRITER_INIT(1 << 20), WRITER_INIT(1 << 20), WRITER_INIT(1 << 20),
-				WRITER_INIT(1 << 20)};
-	struct ws_error err;
-
-	half_open(&ends->from, &out[0], &out[1]);
-	half_open(&ends->to, &out[2], &out[3]);
-	half_connect(&ends->from, &out[2], &out[3]);
-	half_connect(&ends->to, &out[0], &out[1]);
-	for (int i = 0; i < 4; i++)
-		writer_release(&out[i]);
-	ends->send = (struct send){.peer = ends->from.peer,
-				   .bytes = BYTES,
-				   .local = ends->from.memory.base,
-				   .local_region = 1,
-				   .remote_region = 1,
-				   .credit_op_id = NONE};
-	ends->receive = (struct receive){.peer = ends->to.peer,
-					 .op_count = OPS,
-					 .bytes = BYTES,
-					 .digest_op_id = NONE,
-					 .credit_op_id = NONE};
-	ends->range = (struct op_range){.count = OPS};
-	const struct engine_program sends = {.sends = &ends->send, .send_count = 1};
-	const struct engine_program receives = {.receives = &ends->receive,
-						.receive_count = 1,
-						.ranges = &ends->range,
-						.range_count = 1,
-						.op_id_count = OPS};
-	ck_ok(engine_set_program(ends->from.engine, &sends, &err), err);
-	ck_ok(engine_set_program(ends->to.engine, &receives, &err), err);
-}
-
-static void ends_open(struct ends *ends, const struct device *from, const struct device *to,
-		      uint32_t depth)
-{
-	memset(ends, 0, sizeof(*ends));
-	end_open(&ends->from, from, depth, false);
-	end_open(&ends->to, to, depth, false);
-	ends_connect(ends);
-}
-
-static void end_step(struct end *end)
-{
-	struct engine_event events[16];
-	int count = engine_step(end->engine, events, (int)ARRAY_SIZE(events));
-	for (int i = 0; i < count; i++) {
-		if (events[i].kind == ENGINE_NIC_LOST) {
-			end->lost++;
-			end->lost_event = events[i];
-		}
-		end->failed += events[i].kind == ENGINE_OP_FAILED;
-		end->done += events[i].kind == ENGINE_RECEIVE_DONE;
-		ck_assert_int_ne(events[i].kind, ENGINE_STRAY);
-	}
-}
-
-static void ends_arm(struct ends *ends)
-{
-	struct ws_error err;
-	uint8_t *bytes = ends->from.memory.base;
-	ends->attempt++;
-	for (uint64_t i = 0; i < BYTES; i++)
-		bytes[i] = (uint8_t)mix64(ends->attempt << 32 | i);
-	ends->from.lost = ends->from.failed = ends->to.lost = ends->to.done = 0;
-	ck_ok(engine_arm(ends->from.engine, ends->attempt, &err), err);
-	ck_ok(engine_arm(ends->to.engine, ends->attempt, &err), err);
-	engine_peer_ready(ends->from.engine, ends->from.peer);
-}
-
-/* True: all has landed.  False: a NIC was lost. */
-static bool ends_run(struct ends *ends)
-{
-	struct engine_progress progress = {0};
-	for (int i = 0; i < STEPS_MAX; i++) {
-		end_step(&ends->from);
-		end_step(&ends->to);
-		engine_progress(ends->from.engine, &progress);
-		if (ends->from.lost + ends->to.lost > 0)
-			return false;
-		if (ends->to.done == 1 && progress.all_sent)
-			return true;
-	}
-	ck_abort_msg("%u sent, %u landed", progress.sends_done, ends->to.done);
-}
-
-static void ends_update(struct ends *ends)
-{
-	ends_arm(ends);
-	ck_assert(ends_run(ends));
-	ck_assert_mem_eq(ends->from.memory.base, ends->to.memory.base, BYTES);
-	engine_end(ends->from.engine);
-	engine_end(ends->to.engine);
-}
-
-static void ends_fence(struct ends *ends)
-{
-	struct ws_error err;
-	int rc = -EAGAIN, other = -EAGAIN;
-	bool closed;
-	for (int i = 0; i < STEPS_MAX && (rc == -EAGAIN || other == -EAGAIN); i++) {
-		rc = rc == 0 ? 0 : engine_fence(ends->from.engine, &closed, &err);
-		other = other == 0 ? 0 : engine_fence(ends->to.engine, &closed, &err);
-		end_step(&ends->from);
-		end_step(&ends->to);
-	}
-	ck_ok(rc, err);
-	ck_ok(other, err);
-}
-
-static void ends_close(struct ends *ends)
-{
-	ends_fence(ends);
-	engine_close(ends->from.engine);
-	engine_close(ends->to.engine);
-	ws_memory_free(&ends->from.memory);
-	ws_memory_free(&ends->to.memory);
-	ck_assert_uint_eq(mem_live_count(), 0);
-}
+#define WAIT_MS 20000u
 
 /* ------------------------------------------------------------------------------ shares */
 
@@ -248,24 +72,11 @@ END_TEST
 
 /* ------------------------------------------------------------------- out of use, and back */
 
-static void text_has(const struct engine *engine, const char *says)
-{
-	char text[256];
-	engine_rails_text(engine, text, sizeof(text));
-	ck_assert_msg(strstr(text, says) != NULL, "without '%s': %s", says, text);
-}
-
-static uint32_t in_use(const struct engine *engine)
-{
-	struct nic_speed rails[NICS_MAX];
-	return engine_rails(engine, rails);
-}
-
 /* As a side does, turn by turn. */
 static void mend_until(struct ends *ends, struct end *end, uint32_t count)
 {
 	uint64_t until_ns = deadline_in_ms(WAIT_MS);
-	while (in_use(end->engine) != count) {
+	while (nics_in_use(end->engine) != count) {
 		ck_assert_uint_lt(clock_ns(), until_ns);
 		end_step(&ends->from);
 		end_step(&ends->to);
@@ -283,21 +94,7 @@ static void runs_on_one_rail(struct ends *ends)
 	uint64_t first = engine_nic_bytes_sent(ends->from.engine, 0);
 	uint64_t second = engine_nic_bytes_sent(ends->from.engine, 1);
 	ck_assert_uint_eq(first + second, BYTES);
-	ck_assert(second == 0 || (first == 0 && in_use(ends->to.engine) == 1));
-}
-
-static void runs_on_both_rails(struct ends *ends)
-{
-	char text[256];
-	ends_fence(ends);
-	ends_connect(ends);
-	ends_update(ends);
-	for (uint32_t i = 0; i < NICS_TWO; i++)
-		ck_assert_uint_gt(engine_nic_bytes_sent(ends->from.engine, i), 0);
-	engine_rails_text(ends->from.engine, text, sizeof(text));
-	ck_assert_str_eq(text, "");
-	engine_rails_text(ends->to.engine, text, sizeof(text));
-	ck_assert_str_eq(text, "");
+	ck_assert(second == 0 || (first == 0 && nics_in_use(ends->to.engine) == 1));
 }
 
 /* _i: at whose end, and whether the port goes down or the NIC. */
@@ -320,19 +117,19 @@ START_TEST(a_nic_that_goes_out_of_use_is_told_once_left_out_and_comes_back)
 	ck_assert_uint_eq(end->lost, 1);
 	ck_assert_uint_eq(end->lost_event.nic, 1);
 	ck_assert_int_eq(end->lost_event.status, gone ? -ENODEV : -ENETDOWN);
-	text_has(end->engine, gone ? "' is lost: " : "' is down: its port is down by rule");
-	text_has(end->engine, "; running on 1 of 2 NICs");
+	end_says(end->engine, gone ? "' is lost: " : "' is down: its port is down by rule");
+	end_says(end->engine, "; running on 1 of 2 NICs");
 	for (int i = 0; i < 100; i++) {
 		end_step(&ends.from);
 		end_step(&ends.to);
 	}
 	ck_assert_uint_eq(end->lost, 1);
 	engine_rails_mend(end->engine); /* not in an attempt */
-	ck_assert_uint_eq(in_use(end->engine), 1);
+	ck_assert_uint_eq(nics_in_use(end->engine), 1);
 	runs_on_one_rail(&ends);
 	fault_mend();
 	mend_until(&ends, end, 2);
-	runs_on_both_rails(&ends);
+	ends_run_on_both(&ends);
 	/* A port keeps what happened to it; a NIC that was opened again is new. */
 	engine_rails_news(end->engine, news, sizeof(news));
 	ck_assert_int_eq(strstr(news, "NIC '") == NULL, gone);
@@ -361,10 +158,10 @@ START_TEST(a_nic_that_cannot_be_opened_again_is_tried_again)
 		engine_rails_mend(ends.from.engine);
 		sleep_ns(1000000);
 	}
-	text_has(ends.from.engine, "has a NIC 'a1' already; running on 1 of 2 NICs");
+	end_says(ends.from.engine, "has a NIC 'a1' already; running on 1 of 2 NICs");
 	/* What doesn't fit is cut, not left out. */
 	memset(ends.from.engine->nics[1].why.text, 'x', sizeof(err.text) - 1);
-	text_has(ends.from.engine, "x; running on 1 of 2 NICs");
+	end_says(ends.from.engine, "x; running on 1 of 2 NICs");
 	nic_close(rival);
 	mend_until(&ends, &ends.from, 2);
 	ends_connect(&ends);
