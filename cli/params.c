@@ -1,41 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank's params for a job without a framework: one allocation, filled from a checkpoint by the
- * manifest's forms, and changed from version to version so that every element tells which version,
- * tensor and place it is from.
+ * A rank's params for a job without a framework: filled from a checkpoint by the manifest's forms,
+ * and changed from version to version so that every element tells which version, tensor and place
+ * it is from.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "cli/roles.h"
 #include "lib/convert/convert.h"
-
-int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
-		     struct ws_error *err)
-{
-	*memory = (struct rank_memory){0};
-	int rc = manifest_params(manifest, rank, &memory->arena, &memory->params, err);
-	if (rc == 0)
-		rc = ws_memory_alloc(&memory->memory, MAX(memory->params.arena_bytes, (uint64_t)1),
-				     err);
-	if (rc != 0)
-		rank_memory_release(memory);
-	return rc;
-}
-
-void rank_memory_release(struct rank_memory *memory)
-{
-	ws_memory_free(&memory->memory);
-	arena_release(&memory->arena);
-	*memory = (struct rank_memory){0};
-}
-
-struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index)
-{
-	const struct param *param = &memory->params.params[index];
-	return (struct ws_memory){.base = (char *)memory->memory.base + param->arena_offset,
-				  .bytes = param->bytes};
-}
 
 /* Calls visit for each piece of each param, with its canonical tensor's name. */
 typedef int visit_fn(void *arg, const struct tensor_rule *rule, const char *name,
@@ -74,7 +47,7 @@ static void aim_move(const struct filling *filling, const struct param *param,
 		     const struct piece *piece, struct move *move)
 {
 	int64_t each = (int64_t)ws_dtype_bytes(param->dtype);
-	move->dst = (char *)filling->memory->memory.base + param->arena_offset +
+	move->dst = (char *)filling->memory->host.base + param->arena_offset +
 		    piece->place * (uint64_t)each;
 	move->dim_count = piece->dim_count;
 	move->to = param->dtype;
@@ -180,7 +153,7 @@ struct changing {
 static void change_element(const struct changing *change, uint64_t place, uint64_t element)
 {
 	size_t each = ws_dtype_bytes(change->param->dtype);
-	char *at = (char *)change->memory->memory.base + change->param->arena_offset + place * each;
+	char *at = (char *)change->memory->host.base + change->param->arena_offset + place * each;
 	uint32_t bits = 0;
 	memcpy(&bits, at, MIN(each, sizeof(bits)));
 	bits ^= change_mask(change->param->dtype, bits, change->hash, element, change->from);

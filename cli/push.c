@@ -43,6 +43,7 @@ static int push_run(const struct command *command, int argc, char **argv)
 		{"rank", 0, OPTION_COUNT, &rank, "N", "this trainer (default: the launcher's)"},
 		{"world", 0, OPTION_COUNT, &world, "N", "all trainers"},
 		OPTIONS_OF_NICS(job, nics),
+		{"memory", 0, OPTION_TEXT, &job.trainer_memory, "KIND", MEMORY_KINDS},
 		{"staging-bytes", 0, OPTION_BYTES, &job.staging_bytes, "SIZE",
 		 "staging, at most (default 64M)"},
 		{"deadline", 0, OPTION_MS, &job.deadline_ms, "TIME", "for one push (default 2m)"},

@@ -41,6 +41,8 @@ struct job {
 	bool change; /* versions differ (run; push --change); else each is the checkpoint as it is
 		      */
 	bool verify, inplace, as_json, verbose;
+	/* host, pinned, cuda or cuda:N; NULL: host.  push and serve have one of them */
+	const char *trainer_memory, *rollout_memory;
 	const char *dump, *on_reload;
 	uint32_t reload_ms; /* deadline of an exec: command */
 };
@@ -78,6 +80,9 @@ struct job {
 			"addresses or devices of this rank's NICs to other hosts"                \
 	}
 
+#define MEMORY_KINDS \
+	"host (default), pinned, cuda (the GPU with this rank's number on its host) or cuda:N"
+
 /* On stderr, of one rank: at the start its NICs and why not others; at the end what went over
  * each.  who: "trainer 0". */
 void say_nics(const char *who, const char *choice);
@@ -108,19 +113,28 @@ void cancel_on_signal(struct ws_trainer *trainer); /* NULL: forget it */
  * signal ends it at once. */
 void end_on_signal(bool at_once);
 
-/* ---- params.c: a rank's params in one allocation, filled from the checkpoint, changed by version.
- */
+/* ---- rank_memory.c: a rank's params in one allocation, of the host or of a GPU.  A GPU's has the
+ * host's beside it, in which it is filled, changed and looked at. */
 struct rank_memory {
 	struct arena arena;
 	struct rank_params params;
 	struct ws_memory memory; /* owned */
+	struct ws_memory host;	 /* owned; the same as memory where that is the host's */
+	bool pinned;
 };
 
+/* kind: MEMORY_KINDS, or NULL.  -EINVAL names them; -ENOTSUP, -ENODEV without CUDA or GPU. */
 int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
-		     struct ws_error *err);
+		     const char *kind, uint32_t local_rank, struct ws_error *err);
 void rank_memory_release(struct rank_memory *memory);
 struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index);
+/* Its bytes at the host. */
+void *param_bytes(const struct rank_memory *memory, uint32_t index);
+/* From the host to the GPU, and back: nothing where that is the same. */
+int rank_memory_put(const struct rank_memory *memory, struct ws_error *err);
+int rank_memory_get(const struct rank_memory *memory, struct ws_error *err);
 
+/* ---- params.c: params filled from the checkpoint, changed by version, at the host. */
 /* Every piece read from the checkpoint and cast to the param's dtype: version 0. */
 int fill_params(const struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
 		const struct checkpoint *checkpoint, struct ws_error *err);

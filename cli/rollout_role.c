@@ -34,15 +34,17 @@ struct holder {
 };
 
 /* Of all params together.  The engine is paused inside a hook, so the bytes are still. */
-static uint64_t weights_digest(const struct holder *holder)
+static int weights_digest(const struct holder *holder, uint64_t *digest_out, struct ws_error *err)
 {
 	uint64_t all = 0;
-	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
-		struct ws_memory at = param_memory(&holder->memory, i);
-		const char *name = holder->memory.params.params[i].name;
-		all ^= digest_bytes(at.base, at.bytes, digest_bytes(name, strlen(name), 0));
+	int rc = rank_memory_get(&holder->memory, err);
+	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
+		const struct param *param = &holder->memory.params.params[i];
+		all ^= digest_bytes(param_bytes(&holder->memory, i), param->bytes,
+				    digest_bytes(param->name, strlen(param->name), 0));
 	}
-	return all;
+	*digest_out = all;
+	return rc;
 }
 
 /* Starts CMD with the version in its environment; argv is split at blanks, no shell. */
@@ -54,18 +56,21 @@ static int start_command(const struct holder *holder, const char *text, uint64_t
 	char *envp[512] = {0};
 	char *rest = arena_copy(&arena, text, strlen(text)), *word;
 	size_t count = 0, env_count = 0;
+	uint64_t digest;
 
+	int rc = weights_digest(holder, &digest, err);
+	if (rc != 0)
+		return rc;
 	while (rest != NULL && count < ARGV_MAX && (word = strsep(&rest, " ")) != NULL)
 		if (*word != '\0')
 			argv[count++] = word;
 	for (char **at = environ; *at != NULL && env_count < ARRAY_SIZE(envp) - 5; at++)
 		envp[env_count++] = *at;
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_VERSION=%" PRIu64, version);
-	envp[env_count++] =
-		arena_text(&arena, "WEIGHTSYNC_DIGEST=%016" PRIx64, weights_digest(holder));
+	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_DIGEST=%016" PRIx64, digest);
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_REPLICA=%u", holder->job->replica);
 	envp[env_count++] = arena_text(&arena, "WEIGHTSYNC_RANK=%u", holder->job->rank);
-	int rc = count == 0 ? ENOENT : posix_spawnp(pid_out, argv[0], NULL, NULL, argv, envp);
+	rc = count == 0 ? ENOENT : posix_spawnp(pid_out, argv[0], NULL, NULL, argv, envp);
 	if (rc != 0)
 		ws_fail(err, -rc, "cannot start '%s': %s", text, strerror(rc));
 	arena_release(&arena);
@@ -139,6 +144,8 @@ static int on_reload(void *arg, uint64_t version, struct ws_error *err)
 static void on_abort(void *arg, uint64_t version, bool serving_old, const struct ws_error *why)
 {
 	struct holder *holder = arg;
+	struct ws_error err = {0};
+	uint64_t digest;
 	say("weightsync: rollout %u.%u: version %" PRIu64 " was aborted, %s: %s",
 	    holder->job->replica, holder->job->rank, version,
 	    serving_old ? "the old weights stay" : "the memory is poisoned until a later version",
@@ -148,7 +155,9 @@ static void on_abort(void *arg, uint64_t version, bool serving_old, const struct
 	if (holder->oracle == NULL || holder->seen == 0)
 		return;
 	/* They were compared with the oracle when they went live; now nothing may have moved. */
-	if (weights_digest(holder) != holder->digest) {
+	if (weights_digest(holder, &digest, &err) != 0) {
+		holder->status = say_failure(&err);
+	} else if (digest != holder->digest) {
 		say("weightsync: rollout %u.%u: version %" PRIu64
 		    " has changed under an update that was aborted",
 		    holder->job->replica, holder->job->rank, holder->seen);
@@ -158,17 +167,17 @@ static void on_abort(void *arg, uint64_t version, bool serving_old, const struct
 	}
 }
 
+/* What weights_digest has brought to the host. */
 static int verify_version(struct holder *holder, uint64_t version, struct ws_error *err)
 {
 	uint64_t verified = 0, different = 0, contents = holder->job->change ? version : 0;
 	struct ws_error first = {0};
 	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
 		const struct param *param = &holder->memory.params.params[i];
-		struct ws_memory at = param_memory(&holder->memory, i);
 		uint64_t bytes = 0, bad = 0;
-		int rc = oracle_compare(holder->oracle, param->name, param->dtype, at.base,
-					at.bytes, contents, &bytes, &bad,
-					first.code == 0 ? &first : NULL, err);
+		int rc = oracle_compare(holder->oracle, param->name, param->dtype,
+					param_bytes(&holder->memory, i), param->bytes, contents,
+					&bytes, &bad, first.code == 0 ? &first : NULL, err);
 		if (rc != 0)
 			return ws_fail_in(err, rc, "cannot verify version %" PRIu64, version);
 		verified += bytes;
@@ -211,11 +220,12 @@ static int dump_version(const struct holder *holder, struct ws_error *err)
 		for (uint32_t d = 0; d < param->form->dim_count; d++)
 			tensors[i].dim[d] = param->form->dim[d];
 	}
-	int rc = st_writer_begin(&file, path, tensors, memory->params.count, err);
-	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++) {
-		struct ws_memory at = param_memory(memory, i);
-		rc = st_writer_add(&file, at.base, at.bytes, err);
-	}
+	int rc = rank_memory_get(memory, err);
+	if (rc == 0)
+		rc = st_writer_begin(&file, path, tensors, memory->params.count, err);
+	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++)
+		rc = st_writer_add(&file, param_bytes(memory, i), memory->params.params[i].bytes,
+				   err);
 	if (rc == 0)
 		rc = st_writer_end(&file, err);
 	st_writer_close(&file);
@@ -255,8 +265,9 @@ static int look(struct holder *holder, struct ws_error *err)
 	sent_add(&holder->sent, report.nics, report.nic_count);
 	holder->seen = version;
 	if (holder->oracle != NULL) {
-		holder->digest = weights_digest(holder);
-		rc = verify_version(holder, version, err);
+		rc = weights_digest(holder, &holder->digest, err);
+		if (rc == 0)
+			rc = verify_version(holder, version, err);
 	}
 	if (rc == 0 && holder->job->dump != NULL)
 		rc = dump_version(holder, err);
@@ -297,7 +308,8 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 					 .on_resume = on_resume,
 					 .on_abort = on_abort};
 
-	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, err);
+	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, job->rollout_memory,
+				  job->launch.local_rank, err);
 	if (rc == 0 && job->verify)
 		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes,
 				 job->rollout_text, job->rollout_bytes, job->rank, &job->checkpoint,

@@ -44,6 +44,7 @@ static int serve_run(const struct command *command, int argc, char **argv)
 		{"world", 0, OPTION_COUNT, &world, "N", "ranks of the replica"},
 		{"inplace", 0, OPTION_FLAG, &job.inplace, NULL,
 		 "write straight into the paused memory"},
+		{"memory", 0, OPTION_TEXT, &job.rollout_memory, "KIND", MEMORY_KINDS},
 		{"on-reload", 0, OPTION_TEXT, &job.on_reload, "exec:CMD",
 		 "run CMD (argv, no shell) when a version has landed"},
 		{"reload-deadline", 0, OPTION_MS, &job.reload_ms, "TIME",

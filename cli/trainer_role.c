@@ -252,6 +252,7 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 {
 	struct total total = {0};
 	uint64_t present = 0;
+	struct ws_error err = {0};
 	char who[32];
 	int status = EXIT_OK;
 	bool failed = false;
@@ -263,6 +264,8 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 		if (job->change) {
 			change_params(memory, job->trainer, job->rank, present, version);
 			present = version;
+			if (rank_memory_put(memory, &err) != 0)
+				return say_failure(&err);
 		}
 		status = push_until_live(trainer, job, version, &total, &failed);
 		if (stop_asked())
@@ -328,7 +331,8 @@ int trainer_role(struct job *job)
 	struct rank_memory memory = {0};
 	char who[32];
 
-	int rc = rank_memory_make(&memory, job->trainer, job->rank, &err);
+	int rc = rank_memory_make(&memory, job->trainer, job->rank, job->trainer_memory,
+				  job->launch.local_rank, &err);
 	if (rc == 0)
 		rc = open_trainer(&trainer, job, &err);
 	cancel_on_signal(trainer);
@@ -346,6 +350,8 @@ int trainer_role(struct job *job)
 		rc = rendezvous_say_hub(&job->meet, ws_trainer_hub(trainer), &err);
 	if (rc == 0)
 		rc = fill_params(&memory, job->trainer, job->rank, &job->checkpoint, &err);
+	if (rc == 0)
+		rc = rank_memory_put(&memory, &err);
 	if (rc == 0)
 		rc = add_params(trainer, &memory, &err);
 	if (rc == 0)

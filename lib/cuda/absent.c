@@ -57,6 +57,18 @@ void cuda_pinned_free(void *base)
 	(void)base;
 }
 
+int cuda_pin(void *base, size_t bytes, struct ws_error *err)
+{
+	(void)base;
+	(void)bytes;
+	return absent(err);
+}
+
+void cuda_unpin(void *base)
+{
+	(void)base;
+}
+
 int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err)
 {
 	(void)device;

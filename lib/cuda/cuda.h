@@ -47,6 +47,9 @@ int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err);
 void cuda_free(int device, void *base);
 int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err);
 void cuda_pinned_free(void *base);
+/* Page-locks host memory that is there, for copies at PCIe's speed; until unpin. */
+int cuda_pin(void *base, size_t bytes, struct ws_error *err);
+void cuda_unpin(void *base);
 
 int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err);
 void cuda_stream_close(struct CUstream_st *stream); /* accepts NULL */

@@ -105,6 +105,19 @@ void cuda_pinned_free(void *base)
 		(void)cudaFreeHost(base);
 }
 
+int cuda_pin(void *base, size_t bytes, struct ws_error *err)
+{
+	cudaError_t error = cudaHostRegister(base, bytes, cudaHostRegisterPortable);
+
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "page-lock memory of the host");
+}
+
+void cuda_unpin(void *base)
+{
+	(void)cudaHostUnregister(base);
+	(void)cudaGetLastError();
+}
+
 int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err)
 {
 	*stream_out = NULL;

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory of a rank's params: one allocation, of the host or of a GPU.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "cli/roles.h"
+#include "lib/cuda/cuda.h"
+
+/* Where "cuda" and "cuda:N" are. */
+static int find_gpu(const char *kind, uint32_t local_rank, int *device_out, struct ws_error *err)
+{
+	uint64_t number = 0;
+	int count = cuda_device_count(err);
+
+	if (count == 0)
+		return err->code;
+	if (strcmp(kind, "cuda") == 0) {
+		*device_out = (int)(local_rank % (uint32_t)count);
+		return 0;
+	}
+	for (const char *at = kind + strlen("cuda:"); *at != '\0' || at[-1] == ':'; at++) {
+		if (*at < '0' || *at > '9' || number > 1000)
+			return ws_fail(err, -EINVAL, "'%s' names no GPU: cuda:N has a number",
+				       kind);
+		number = number * 10 + (uint64_t)(*at - '0');
+	}
+	if (number >= (uint64_t)count)
+		return ws_fail(err, -ENODEV, "there is no GPU %u here, they are 0 to %d",
+			       (unsigned)number, count - 1);
+	*device_out = (int)number;
+	return 0;
+}
+
+static int memory_alloc(struct rank_memory *memory, const char *kind, uint32_t local_rank,
+			struct ws_error *err)
+{
+	uint64_t bytes = MAX(memory->params.arena_bytes, (uint64_t)1);
+	int rc = ws_memory_alloc(&memory->host, bytes, err);
+
+	if (rc != 0)
+		return rc;
+	memory->memory = memory->host;
+	if (kind == NULL || strcmp(kind, "host") == 0)
+		return 0;
+	if (strcmp(kind, "pinned") == 0) {
+		rc = cuda_pin(memory->host.base, memory->host.bytes, err);
+		memory->pinned = rc == 0;
+		return rc;
+	}
+	if (strcmp(kind, "cuda") != 0 && strncmp(kind, "cuda:", 5) != 0)
+		return ws_fail(err, -EINVAL, "there is no memory '%s': it is %s", kind,
+			       MEMORY_KINDS);
+	memory->memory = (struct ws_memory){.place = WS_CUDA};
+	rc = find_gpu(kind, local_rank, &memory->memory.device, err);
+	return rc != 0 ? rc : ws_memory_alloc(&memory->memory, bytes, err);
+}
+
+int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
+		     const char *kind, uint32_t local_rank, struct ws_error *err)
+{
+	*memory = (struct rank_memory){0};
+	int rc = manifest_params(manifest, rank, &memory->arena, &memory->params, err);
+	if (rc == 0)
+		rc = memory_alloc(memory, kind, local_rank, err);
+	if (rc != 0)
+		rank_memory_release(memory);
+	return rc;
+}
+
+void rank_memory_release(struct rank_memory *memory)
+{
+	if (memory->memory.place == WS_CUDA)
+		ws_memory_free(&memory->memory);
+	if (memory->pinned)
+		cuda_unpin(memory->host.base);
+	ws_memory_free(&memory->host);
+	arena_release(&memory->arena);
+	*memory = (struct rank_memory){0};
+}
+
+struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index)
+{
+	const struct param *param = &memory->params.params[index];
+	return (struct ws_memory){.base = (char *)memory->memory.base + param->arena_offset,
+				  .bytes = param->bytes,
+				  .place = memory->memory.place,
+				  .device = memory->memory.device};
+}
+
+void *param_bytes(const struct rank_memory *memory, uint32_t index)
+{
+	return (char *)memory->host.base + memory->params.params[index].arena_offset;
+}
+
+static int copy_all(const struct rank_memory *memory, void *to, const void *from,
+		    struct ws_error *err)
+{
+	if (memory->memory.place == WS_HOST)
+		return 0;
+	int rc = cuda_use(memory->memory.device, err);
+	if (rc == 0)
+		rc = cuda_copy(to, from, memory->host.bytes, NULL, err);
+	return rc != 0 ? rc : cuda_stream_wait(NULL, err);
+}
+
+int rank_memory_put(const struct rank_memory *memory, struct ws_error *err)
+{
+	return copy_all(memory, memory->memory.base, memory->host.base, err);
+}
+
+int rank_memory_get(const struct rank_memory *memory, struct ws_error *err)
+{
+	return copy_all(memory, memory->host.base, memory->memory.base, err);
+}
