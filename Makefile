@@ -208,10 +208,13 @@ install: all ## the command, the library, its headers and the man page below PRE
 		'Requires.private: $(LIBS_NEEDED)' 'Libs: -L$(PREFIX)/lib -lweightsync $(CUDA_LIBS) -pthread -lm' \
 		'Cflags: -I$(PREFIX)/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
+libs: ## what a program links beside the library
+	@echo $(LDLIBS_ALL) -pthread
+
 clean: ## removes every build folder
 	rm -rf build build-*
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check check-roce demo layers ci bench format format-check tidy install clean help
+.PHONY: all tests check check-roce demo layers ci bench format format-check tidy install libs clean help

@@ -147,7 +147,7 @@ esac
 if (cd "$tests/.." && make -s install BUILD="$build" DESTDIR="$work/root" PREFIX=/usr) >out 2>&1 &&
 	PKG_CONFIG_PATH=$work/root/usr/lib/pkgconfig pkg-config --exists weightsync &&
 	cc $sanitizers -I"$work/root/usr/include/weightsync" "$tests/../examples/trainer.c" -L"$work/root/usr/lib" -lweightsync \
-		$(pkg-config --libs libfabric libibverbs hwloc libzmq libcjson libxxhash) -lm -pthread -o trainer >>out 2>&1 &&
+		$(make -s -C "$tests/.." BUILD="$build" libs) -o trainer >>out 2>&1 &&
 	./trainer 2>&1 | grep -q 'usage: trainer' && [ -x "$work/root/usr/bin/weightsync" ]; then
 	passed "make install: a program builds with what it installs"
 else

@@ -13,10 +13,10 @@ if [ $# = 2 ]; then
 	[ ! -d "tests/fuzz/seeds/$name" ] || seeds=tests/fuzz/seeds/$name
 	found=$build/corpus/$name
 	mkdir -p "$found"
-	libs=$(pkg-config --libs libfabric libibverbs hwloc libzmq libcjson libxxhash)
+	libs=$(make -s libs)
 	# shellcheck disable=SC2086
 	if ! clang -std=c17 -O1 -g -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined "tests/fuzz/$name.c" \
-		$fuzz/commands.a $fuzz/internal.a $libs -lm -pthread -o "$work/fuzz-$name" >"$work/log" 2>&1; then
+		$fuzz/commands.a $fuzz/internal.a $libs -o "$work/fuzz-$name" >"$work/log" 2>&1; then
 		failed "fuzz $name" "it doesn't compile" "$work/log" >"$work/said"
 	elif ! "$work/fuzz-$name" -max_total_time="${FUZZ_SECONDS:-30}" -timeout=10 -rss_limit_mb=2048 -max_len=65536 \
 		-artifact_prefix="$build/logs/" "$found" $seeds >"$work/log" 2>&1; then

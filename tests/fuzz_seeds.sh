@@ -7,12 +7,12 @@ case $build in
 *-address,undefined) sanitize=-fsanitize=address,undefined ;;
 *) sanitize= ;;
 esac
-libs=$(pkg-config --libs libfabric libibverbs hwloc libzmq libcjson libxxhash)
+libs=$(make -s libs)
 for folder in tests/fuzz/seeds/*; do
 	name=$(basename "$folder")
 	# shellcheck disable=SC2086
 	if ! gcc -std=c17 -O1 -g -D_GNU_SOURCE -I. $sanitize "tests/fuzz/$name.c" tests/fuzz/replay/main.c \
-		"$build/commands.a" "$build/internal.a" $libs -lm -pthread -o "$work/$name" >"$work/log" 2>&1; then
+		"$build/commands.a" "$build/internal.a" $libs -o "$work/$name" >"$work/log" 2>&1; then
 		failed "corpus of $name" "it doesn't compile" "$work/log"
 	elif ! "$work/$name" "$folder"/* >"$work/log" 2>&1; then
 		failed "corpus of $name" "it found something" "$work/log" 40
