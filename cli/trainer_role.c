@@ -147,10 +147,18 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 	uint64_t until = deadline_in_ms(job->deadline_ms);
 	uint32_t want = job->replicas * manifest_world(job->rollout);
 	for (;;) {
-		ws_trainer_verified(trainer, outcome->report->version, &outcome->verified_ranks,
-				    &outcome->verified, &outcome->different);
+		struct ws_error why;
+		int gone = ws_trainer_verified(trainer, outcome->report->version,
+					       &outcome->verified_ranks, &outcome->verified,
+					       &outcome->different, &why);
 		if (outcome->verified_ranks >= want)
 			return 0;
+		if (gone != 0)
+			return ws_fail(err, gone,
+				       "only %u of %u rollout ranks have said what they found in "
+				       "version %" PRIu64 ": %s",
+				       outcome->verified_ranks, want, outcome->report->version,
+				       why.text);
 		if (stop_asked())
 			return ws_fail(err, -ECANCELED, "stopped by a signal");
 		if (clock_ns() > until)

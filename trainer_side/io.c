@@ -31,6 +31,7 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 		/* At once: a roster may follow, which knows other replicas. */
 		if (trainer->push.state == PUSH_JOINED && !trainer->push.over_heard)
 			report_replicas(trainer);
+		push_replica_gone(trainer);
 		push_look(trainer);
 		break;
 	case MEMBER_ROSTER:

@@ -230,6 +230,28 @@ static void verified_step(struct ws_trainer *trainer)
 	atomic_fetch_add(&verified->serial, 1);
 }
 
+/* No attempt begins before all that is known of the one before was heard here. */
+void push_replica_gone(struct ws_trainer *trainer)
+{
+	struct verified *verified = trainer->verified;
+	const struct wire *wire = &trainer->wire;
+	uint64_t version = trainer->push.version;
+
+	if (wire->views == NULL || trainer->push.attempt == 0 ||
+	    atomic_load(&verified->gone_version) == version)
+		return;
+	uint32_t count = member_replicas(trainer->member, wire->views, wire->replica_count);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct replica_view *view = &wire->views[i];
+		if (view->in)
+			continue;
+		ws_fail(&verified->gone, -ECONNRESET, "replica %u was dropped: %s", view->replica,
+			view->error.text);
+		atomic_store(&verified->gone_version, version);
+		return;
+	}
+}
+
 /* Whether nothing is to be written to a replica any more. */
 static bool view_landed(const struct replica_view *view, uint64_t attempt)
 {

@@ -47,26 +47,28 @@ int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_t deadl
 }
 
 /* The I/O thread keeps the sums of the version that was asked for last. */
-void ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version, uint32_t *ranks_out,
-			 uint64_t *bytes_out, uint64_t *different_out)
+int ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version, uint32_t *ranks_out,
+			uint64_t *bytes_out, uint64_t *different_out, struct ws_error *err)
 {
 	struct verified *verified = trainer->verified;
+	bool gone = atomic_load(&verified->gone_version) == version;
 	uint32_t serial = atomic_load(&verified->serial);
 
 	*ranks_out = 0;
 	*bytes_out = 0;
 	*different_out = 0;
 	atomic_store(&verified->wanted, version);
-	if (serial % 2 != 0 || atomic_load(&verified->version) != version)
-		return;
-	uint32_t ranks = atomic_load(&verified->ranks);
-	uint64_t bytes = atomic_load(&verified->bytes);
-	uint64_t different = atomic_load(&verified->different);
-	if (atomic_load(&verified->serial) != serial)
-		return;
-	*ranks_out = ranks;
-	*bytes_out = bytes;
-	*different_out = different;
+	if (serial % 2 == 0 && atomic_load(&verified->version) == version) {
+		uint32_t ranks = atomic_load(&verified->ranks);
+		uint64_t bytes = atomic_load(&verified->bytes);
+		uint64_t different = atomic_load(&verified->different);
+		if (atomic_load(&verified->serial) == serial) {
+			*ranks_out = ranks;
+			*bytes_out = bytes;
+			*different_out = different;
+		}
+	}
+	return gone ? ws_fail(err, -ECONNRESET, "%s", verified->gone.text) : 0;
 }
 
 void ws_trainer_cancel(struct ws_trainer *trainer)

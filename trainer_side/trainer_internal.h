@@ -118,6 +118,10 @@ struct verified {
 	_Atomic uint64_t version;
 	_Atomic uint32_t ranks;
 	_Atomic uint64_t bytes, different;
+	/* Why a replica was dropped, written before the version of the last push that it belongs
+	 * to: then it stays until the caller's next push. */
+	struct ws_error gone;
+	_Atomic uint64_t gone_version;
 };
 
 struct ws_trainer {
@@ -191,6 +195,7 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
 /* This incarnation was dropped; the others may have brought the version to its end. */
 void push_dropped(struct ws_trainer *trainer, const struct ws_error *why);
 void push_look(struct ws_trainer *trainer); /* what the hub says of the replicas, and the end */
-void push_step(struct ws_trainer *trainer); /* deadlines, replicas' states, answers */
+void push_replica_gone(struct ws_trainer *trainer); /* for who waits for its verdict */
+void push_step(struct ws_trainer *trainer);	    /* deadlines, replicas' states, answers */
 
 #endif

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from processes import Process, marked, until
-from run import LOST_S, PUSH_S
+from run import LOST_S, PUSH_S, SLOW
 from world import Skip, changed_manifest, command_line, expect, scenario
 
 
@@ -152,6 +152,25 @@ def _(world):
 @scenario("ctrl-C to a rollout: all end")
 def _(world):
     interrupt(world, 3)
+
+
+@scenario("run --verify: a rollout killed between live and its verdict ends the run soon, and is named")
+def _(world):
+    job = Job(world, "verdict", "--verify", "--deadline", "10m", ranks=range(5))
+    folder = until("rank 0 writes its hub", 5, lambda: [
+        at for at, _, files in os.walk(world.temporary) if "hub" in files])[0]
+    with open(os.path.join(folder, "hub")) as file:
+        endpoint = file.read().split()[0]
+    # The last rank doesn't look at what it got, so that it is surely killed before it has said.
+    victim = Process(job.folder, "mute", [
+        world.inputs.weightsync, "serve", "--rollout", world.inputs.rollout, "--replica", "1", "--rank", "1", "--world", "2",
+        "-v", "--hub", endpoint, "--key", os.path.join(folder, "key"), *SLOW])
+    victim.says("version 1 is live", 30)
+    victim.kill(signal.SIGKILL)
+    first = job.processes[0]
+    first.says("only [0-3] of 4 rollout ranks have said what they found in version 1: replica 1 .*rollout 1.1", LOST_S + 3)
+    expect(first.ends(5) == 1, "it ended with %s" % first.child.returncode)
+    job.all_end(PUSH_S)
 
 
 def kill_under_mpirun(world, rank):
