@@ -308,8 +308,9 @@ static void rails_turn(struct ws_rollout *rollout)
 		return;
 	engine_rails_mend(rollout->engine);
 	said.count = engine_rails(rollout->engine, said.rail);
-	engine_rails_news(rollout->engine, trouble, sizeof(trouble));
-	member_say_rails(rollout->member, &said, trouble);
+	said.returns = engine_rails_returns(rollout->engine);
+	bool degraded = engine_rails_news(rollout->engine, trouble, sizeof(trouble));
+	member_say_rails(rollout->member, &said, trouble, degraded);
 }
 
 /* ---------------------------------------------------------------- the engine's events */

@@ -15,7 +15,7 @@ static void rails_say(struct actor *actor, uint32_t count, const char *trouble)
 	struct member_rails rails = {.count = count, .nic_count = 2};
 	for (uint32_t i = 0; i < count; i++)
 		rails.rail[i] = (struct nic_speed){.subnet = 7 + i, .mbps = 1000};
-	member_say_rails(actor->member, &rails, trouble);
+	member_say_rails(actor->member, &rails, trouble, count < 2 && trouble[0] != '\0');
 }
 
 struct wanted {
@@ -92,6 +92,35 @@ START_TEST(other_nics_are_another_wiring_between_attempts)
 }
 END_TEST
 
+/* It is said in reports while it lasts, and costs no wiring: only its end does. */
+START_TEST(a_rail_that_returns_is_another_wiring)
+{
+	struct member_rails rails = {
+		.count = 2, .nic_count = 2, .rail = {{.subnet = 7}, {.subnet = 8}}};
+	const char *trouble = "NIC 'b' left out to 'rollout 0.0' for 1 s: no answer";
+	struct world world;
+	world_open(&world, 2, 1, 2, &(struct hub_options){.min_replicas = 1});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	struct actor *actor = &world.actor[_i];
+	member_say_rails(actor->member, &rails, "", false);
+	ck_assert(world_run(&world, has_rails, &(struct wanted){(uint32_t)_i, 2}));
+	push_ok(&world, 1);
+	uint64_t generation = world.actor[0].generation;
+	member_say_rails(actor->member, &rails, trouble, true);
+	world_run_ms(&world, 300);
+	ck_assert_uint_eq(world.actor[0].generation, generation);
+	ck_assert_ptr_nonnull(strstr(member_trouble(world.actor[0].member), trouble));
+	push_ok(&world, 2);
+	rails.returns++;
+	member_say_rails(actor->member, &rails, "", false);
+	ck_assert(world_run(&world, trainers_hear, ""));
+	push_ok(&world, 3);
+	ck_assert_uint_gt(world.actor[0].generation, generation);
+	ck_assert_uint_eq(actor->drop_count, 0);
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(a_rollout_without_nics_is_out_until_it_has_one)
 {
 	struct world world;
@@ -152,13 +181,16 @@ START_TEST(a_beat_with_more_rails_than_nics_is_refused)
 		struct ws_error err;
 		beat.rails.nic_count = cases[i].nic_count;
 		beat.rails.count = cases[i].count;
+		beat.rails.returns = i % 2;
+		beat.degraded = i % 2 != 0;
 		for (uint32_t r = 0; r < cases[i].count; r++)
 			beat.rails.rail[r] = (struct nic_speed){mix64(r), 100 * r};
 		beat_up_encode(&beat, &out);
 		int rc = beat_up_decode(&back, out.bytes, out.count, &err);
 		ck_assert_int_eq(rc, cases[i].good ? 0 : -EPROTO);
 		if (rc == 0)
-			ck_assert(rails_same(&beat.rails, &back.rails));
+			ck_assert(rails_same(&beat.rails, &back.rails) &&
+				  beat.degraded == back.degraded);
 		if (rc == 0)
 			ck_assert_str_eq(back.trouble, beat.trouble);
 		for (size_t cut = 0; cut < out.count && rc == 0; cut++)
@@ -174,6 +206,7 @@ Suite *suite(void)
 	TCase *rails = tcase_create("rails");
 	tcase_set_timeout(rails, 120);
 	tcase_add_loop_test(rails, other_nics_are_another_wiring_between_attempts, 0, 4);
+	tcase_add_loop_test(rails, a_rail_that_returns_is_another_wiring, 0, 3);
 	tcase_add_test(rails, a_rollout_without_nics_is_out_until_it_has_one);
 	tcase_add_loop_test(rails, a_trainer_without_nics_is_waited_for_by_name, 0, 2);
 	tcase_add_test(rails, a_beat_with_more_rails_than_nics_is_refused);

@@ -37,7 +37,7 @@ void actor_open(struct world *world, struct actor *actor, const char *manifest)
 					 .world = trains ? world->trainers : world->replica_ranks,
 					 .host = "here",
 					 .nics = "ipc host (no other is here)",
-					 .rails = {1, 1, {{7, 1000}}},
+					 .rails = {1, 1, 0, {{7, 1000}}},
 					 .inplace = actor->inplace,
 					 .manifest = text,
 					 .manifest_bytes = (uint32_t)strlen(text),

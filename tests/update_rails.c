@@ -155,6 +155,41 @@ START_TEST(without_any_nic_versions_fail_in_time_and_go_on_when_a_port_is_up)
 }
 END_TEST
 
+/* A trainer's rail swallows everything, and its port stays up. */
+START_TEST(a_silent_rail_costs_a_version_is_left_out_and_comes_back)
+{
+	struct world_options options = two_by_two;
+	char device[128];
+
+	snprintf(device, sizeof(device), "silent_nth=%llu%s",
+		 (unsigned long long)in_second(&options), SECOND);
+	options.trainer_own_nics[0] = FIRST;
+	options.trainer_own_nics[1] = device;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	/* It is found out for each rollout to which something is under way: for both, at last. */
+	uint64_t version = 1;
+	for (bool good = false; !good; good = world->trainer[0].rc == 0) {
+		world_push(world, ++version, 20000, false);
+		if (world->trainer[0].rc != 0)
+			world_errors_have(world,
+					  "NIC 'fault(tcp 127.0.0.2)' failed: no answer, by rule");
+		ck_assert_uint_le(version, 4);
+	}
+	ck_assert_uint_ge(version, 3);
+	for (uint32_t i = 0; i < options.trainers; i++) {
+		const char *text = world->trainer[i].report.nic_trouble;
+		ck_assert_msg(strstr(text, "trainer 1: NIC 'fault(tcp 127.0.0.2)' left out to "
+					   "'rollout 0.") == text,
+			      "trainer %u: %s", i, text);
+		ck_assert_ptr_nonnull(strstr(text, ": no answer, by rule"));
+	}
+	fault_mend();
+	push_until_back(world, version + 1);
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *suite = suite_create("update_rails");
@@ -164,6 +199,7 @@ Suite *suite(void)
 			    (int)ARRAY_SIZE(cases));
 	tcase_add_loop_test(
 		tcase, without_any_nic_versions_fail_in_time_and_go_on_when_a_port_is_up, 0, 2);
+	tcase_add_test(tcase, a_silent_rail_costs_a_version_is_left_out_and_comes_back);
 	suite_add_tcase(suite, tcase);
 	return suite;
 }

@@ -96,8 +96,9 @@ static void rails_turn(struct ws_trainer *trainer)
 		return;
 	engine_rails_mend(trainer->engine);
 	said.count = engine_rails(trainer->engine, said.rail);
-	engine_rails_news(trainer->engine, trouble, sizeof(trouble));
-	member_say_rails(trainer->member, &said, trouble);
+	said.returns = engine_rails_returns(trainer->engine);
+	bool degraded = engine_rails_news(trainer->engine, trouble, sizeof(trouble));
+	member_say_rails(trainer->member, &said, trouble, degraded);
 }
 
 /* ---------------------------------------------------------------- the engine's events */

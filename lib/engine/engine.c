@@ -104,7 +104,10 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 	engine->op_bytes = options->op_bytes;
 	engine->wire_digests = options->wire_digests;
 	engine->spin_ns = spin_choose();
-	rc = nics_open(engine, options, err);
+	rc = random_bytes(&engine->identity, sizeof(engine->identity), err);
+	engine->identity |= 1;
+	if (rc == 0)
+		rc = nics_open(engine, options, err);
 	if (rc == 0)
 		rc = post_open(engine, options->depth, err);
 	if (rc == 0)
@@ -164,6 +167,10 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 		snprintf(out->name, sizeof(out->name), "%s", nic->name);
 		regions_paths(engine, i, out->memory, sizeof(out->memory));
 		const char *trouble = rail_trouble(engine, i);
+		char left_out[sizeof(out->trouble)];
+		doubts_text(engine, i, left_out, sizeof(left_out));
+		if (left_out[0] != '\0' && !engine->nics[i].out)
+			trouble = left_out;
 		if (trouble[0] == '\0' && !engine->nics[i].out && !nic_reaches_all(engine, i))
 			trouble = "can't reach all memory that was given, so nobody is joined over "
 				  "it";

@@ -74,8 +74,11 @@ uint32_t engine_rails(const struct engine *engine, struct nic_speed rails_out[NI
 /* "NIC 'rxe2 port 1' is down: port 1 is down; running on 1 of 2 NICs", with the middle cut short
  * where it is longer; empty when all are in use.  bytes: 64 and more. */
 void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes);
-/* And what last happened to those in use: "NIC 'rxe1 port 1': its GID changed from 1 (..) to .." */
-void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes);
+/* And what last happened to those in use: "NIC 'rxe1 port 1': its GID changed from 1 (..) to ..".
+ * True: not all are in use. */
+bool engine_rails_news(const struct engine *engine, char *text_out, size_t bytes);
+/* Rises when a rail that was left out for a peer is to be tried again: by another wiring. */
+uint64_t engine_rails_returns(const struct engine *engine);
 bool engine_nic_is_in_use(const struct engine *engine, uint32_t index);
 /*
  * Takes NICs into use again: one whose port has been up for a while, and a lost one that could be

@@ -8,7 +8,7 @@
  *   local.c    gates, and what holds them first  post.c     ops in flight, dealt over rails
  *   region.c   memory on every NIC
  *   peer.c     connections, rails                fence.c    the end of a wiring
- *   rails.c    the life of a NIC
+ *   rails.c    the life of a NIC             doubt.c    rails that fail while their ports are up
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
  *   stage.c    the thread that gathers, hashes and scatters
  */
@@ -156,19 +156,28 @@ struct remote_key {
 	uint64_t key, base;
 };
 
+/* A rail that one end leaves out: from one of its NICs to a NIC of the other engine. */
+struct rail_doubt {
+	uint64_t engine; /* its identity; 0: no doubt */
+	uint32_t nic;
+};
+
 /* My NIC's half of a connection, at the index of my NIC. */
 struct rail {
 	struct peer *peer;   /* the transport's; NULL: never opened, or closed */
 	uint32_t remote_nic; /* if paired */
 	bool paired;
-	bool spare; /* pairs with nothing: to be closed as soon as that goes */
+	bool spare;		 /* pairs with nothing: to be closed as soon as that goes */
+	bool failed, worked;	 /* in this wiring: an op over it failed; some were sent */
+	struct rail_doubt doubt; /* as my address has it */
 	uint32_t in_flight;
 	uint32_t refused_step; /* the NIC took nothing more for it in this step */
 };
 
 struct engine_peer {
-	char *name;	  /* owned */
-	uint32_t ordinal; /* which of my peers: spreads uneven rails */
+	char *name;		/* owned */
+	uint32_t ordinal;	/* which of my peers: spreads uneven rails */
+	uint64_t remote_engine; /* its identity, from its address */
 	bool quiet, abandoned;
 	uint64_t writer, writer_incarnation; /* the member that writes to me by it; 0: nobody */
 	uint32_t address_nic_count;	     /* as in its address; 0: not connected */
@@ -198,6 +207,41 @@ uint32_t rail_out_of_use(const struct engine *engine);
 const char *rail_trouble(const struct engine *engine, uint32_t nic);
 /* Closes a lost NIC, with all that it had. */
 void rail_give_up(struct engine *engine, uint32_t nic);
+
+/* ------------------------------------------------------------------------- doubt.c */
+#define DOUBTS_MAX 256
+
+enum doubt_state {
+	DOUBT_NONE,
+	DOUBT_NOTED,  /* the next wiring is to leave the rail out */
+	DOUBT_STANDS, /* since since_ns it is left out */
+	DOUBT_OVER    /* since then it may be used; kept to know it when it fails again */
+};
+
+/* Of the rail from one of my NICs to a peer of this name. */
+struct doubt {
+	enum doubt_state state;
+	uint32_t nic;
+	uint32_t times; /* that it failed again */
+	struct rail_doubt to;
+	uint64_t since_ns;
+	char peer_name[48], reason[64];
+};
+
+/* An op to the peer over the NIC, posted at posted_ns, failed. */
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t posted_ns,
+		const char *reason);
+/* What the next wiring with the peer is to leave out. */
+struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
+/* The peer is connected: what was left out is so from now on.  remote_there: bit per NIC that its
+ * address has. */
+void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32_t remote_there);
+/* Ends those whose time is over; not in an attempt. */
+void doubts_mend(struct engine *engine, uint64_t now_ns);
+/* The NIC was out of use and is back. */
+void doubts_forget(struct engine *engine, uint32_t nic);
+/* "left out to 'rollout 0.0' (and 1 more) for 1 s: transport retry counter exceeded", or empty. */
+void doubts_text(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes);
 
 /* Every region on a NIC that was opened anew; its place in regions, when it is gone. */
 int regions_register(struct engine *engine, uint32_t nic, struct ws_error *err);
@@ -229,7 +273,7 @@ struct op_slot {
 	bool used;
 	uint32_t serial; /* of the attempt */
 	uint32_t nic, index, op_id, block;
-	uint64_t bytes;
+	uint64_t bytes, posted_ns;
 	struct engine_peer *peer;
 };
 
@@ -248,7 +292,12 @@ struct engine_nic {
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
 	uint64_t bytes_sent; /* in the attempt */
+	uint64_t sent_ns;    /* when an op over it was last reported as SENT */
 };
+
+/* Its peer gets no more in this attempt, the side is told, and the rail isn't trusted. */
+void rail_op_failed(struct engine *engine, uint32_t nic, const struct op_slot *slot,
+		    const struct event *event);
 
 struct post {
 	enum op_kind kind;
@@ -340,6 +389,10 @@ bool gate_is_open(const struct engine *engine, uint32_t gate);
 /* -------------------------------------------------------------------------- engine */
 struct engine {
 	struct engine_nic nics[NICS_MAX];
+	struct doubt doubts[DOUBTS_MAX];
+	uint32_t doubt_count; /* places of doubts used so far */
+	uint64_t returns;     /* of rails that were left out */
+	uint64_t identity;    /* random, not 0 */
 	uint64_t op_bytes;
 	uint64_t spin_ns;
 	uint32_t nic_count;

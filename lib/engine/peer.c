@@ -11,12 +11,15 @@
 struct remote_nic {
 	char name[NIC_NAME_MAX], subnet[NIC_NAME_MAX];
 	uint64_t protocol;
+	struct rail_doubt doubt;
 	struct address address; /* count 0: this NIC is out of use */
 };
 
 struct remote_address {
+	uint64_t engine; /* its identity */
 	uint32_t ordinal, nic_count;
 	struct remote_nic nics[NICS_MAX];
+	uint32_t avoid_mine, avoid_theirs; /* bit per NIC: of a rail that one end doubts */
 };
 
 uint32_t engine_peer_region_count(const struct engine_peer *peer)
@@ -104,6 +107,7 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 	int rc = peer_add(engine, name, &peer, err);
 	if (rc != 0 || peer == NULL)
 		return rc;
+	write_u64(address_out, engine->identity);
 	write_u32(address_out, peer->ordinal);
 	write_u32(address_out, engine->nic_count);
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
@@ -120,6 +124,9 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 		write_text(address_out, nic != NULL ? nic->name : "");
 		write_text(address_out, nic != NULL ? nic->subnet : "");
 		write_u64(address_out, nic != NULL ? nic->protocol : 0);
+		peer->rails[i].doubt = doubt_of(engine, peer, i);
+		write_u64(address_out, peer->rails[i].doubt.engine);
+		write_u32(address_out, peer->rails[i].doubt.nic);
 		write_u16(address_out, address.count);
 		write_bytes(address_out, address.bytes, address.count);
 	}
@@ -166,6 +173,7 @@ static void spare_find(struct engine *engine, struct engine_peer *peer)
 static bool address_decode(struct remote_address *remote, const void *bytes, size_t count)
 {
 	struct reader in = reader_make(bytes, count);
+	remote->engine = read_u64(&in);
 	remote->ordinal = read_u32(&in);
 	remote->nic_count = read_u32(&in);
 	if (in.failed || remote->nic_count == 0 || remote->nic_count > NICS_MAX)
@@ -175,8 +183,11 @@ static bool address_decode(struct remote_address *remote, const void *bytes, siz
 		read_text(&in, nic->name, sizeof(nic->name));
 		read_text(&in, nic->subnet, sizeof(nic->subnet));
 		nic->protocol = read_u64(&in);
+		nic->doubt.engine = read_u64(&in);
+		nic->doubt.nic = read_u32(&in);
 		nic->address.count = read_u16(&in);
-		if (in.failed || nic->address.count > ADDRESS_BYTES_MAX)
+		if (in.failed || nic->address.count > ADDRESS_BYTES_MAX ||
+		    nic->doubt.nic >= NICS_MAX)
 			return false;
 		const void *address = read_bytes(&in, nic->address.count);
 		if (address == NULL)
@@ -206,12 +217,15 @@ static void net_find(struct net *net, const struct engine *engine, const struct 
 	net->mine_count = net->theirs_count = 0;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		const struct nic *nic = engine->nics[i].nic;
-		if (peer->rails[i].peer != NULL && same_net(nic->subnet, nic->protocol, first))
+		bool usable = (remote->avoid_mine >> i & 1) == 0;
+		if (usable && peer->rails[i].peer != NULL &&
+		    same_net(nic->subnet, nic->protocol, first))
 			net->mine[net->mine_count++] = i;
 	}
 	for (uint32_t i = 0; i < remote->nic_count; i++) {
 		const struct remote_nic *nic = &remote->nics[i];
-		if (nic->address.count > 0 && same_net(nic->subnet, nic->protocol, first))
+		bool usable = (remote->avoid_theirs >> i & 1) == 0;
+		if (usable && nic->address.count > 0 && same_net(nic->subnet, nic->protocol, first))
 			net->theirs[net->theirs_count++] = i;
 	}
 }
@@ -260,7 +274,7 @@ static int nets_connect(struct engine *engine, struct engine_peer *peer, bool sa
 		if (peer->rails[i].peer == NULL || engine->nics[i].nic->same_host != same_host)
 			continue;
 		net_find(&net, engine, peer, remote, i);
-		if (net.mine[0] != i)
+		if (net.mine_count == 0 || net.mine[0] != i)
 			continue; /* done with the first of its network */
 		int rc = net_connect(engine, peer, &net, remote, err);
 		if (rc != 0)
@@ -275,6 +289,37 @@ static bool is_paired(const struct engine *engine, const struct engine_peer *pee
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		paired |= peer->rails[i].paired;
 	return paired;
+}
+
+/* Both ends know of the same rails that are doubted, and leave both NICs of each alone. */
+static void doubts_mark(const struct engine *engine, const struct engine_peer *peer,
+			struct remote_address *remote)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		if (peer->rails[i].doubt.engine == remote->engine) {
+			remote->avoid_mine |= 1u << i;
+			remote->avoid_theirs |= 1u << peer->rails[i].doubt.nic;
+		}
+	for (uint32_t i = 0; i < remote->nic_count; i++)
+		if (remote->nics[i].doubt.engine == engine->identity) {
+			remote->avoid_theirs |= 1u << i;
+			remote->avoid_mine |= 1u << remote->nics[i].doubt.nic;
+		}
+}
+
+/* Inside the host nothing else is needed; and a rail that is doubted is better than none. */
+static int rails_connect(struct engine *engine, struct engine_peer *peer,
+			 struct remote_address *remote, struct ws_error *err)
+{
+	int rc = 0;
+	doubts_mark(engine, peer, remote);
+	for (uint32_t turn = 0; turn < 2 && rc == 0 && !is_paired(engine, peer); turn++) {
+		rc = nets_connect(engine, peer, true, remote, err);
+		if (rc == 0 && !is_paired(engine, peer))
+			rc = nets_connect(engine, peer, false, remote, err);
+		remote->avoid_mine = remote->avoid_theirs = 0;
+	}
+	return rc;
 }
 
 /* A subnet that both are in, with NICs that don't understand each other. */
@@ -334,15 +379,18 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs and an address of %u",
 			       peer->name, peer->remote_nic_count, remote.nic_count);
 	peer->address_nic_count = remote.nic_count;
-	int rc = nets_connect(engine, peer, true, &remote, err);
-	/* Inside the host nothing else is needed. */
-	if (rc == 0 && !is_paired(engine, peer))
-		rc = nets_connect(engine, peer, false, &remote, err);
+	peer->remote_engine = remote.engine;
+	int rc = rails_connect(engine, peer, &remote, err);
 	if (rc == 0 && !is_paired(engine, peer))
 		rc = no_rail(engine, peer, &remote, err);
-	if (rc == 0)
-		spare_find(engine, peer);
-	return rc;
+	if (rc != 0)
+		return rc;
+	spare_find(engine, peer);
+	uint32_t there = 0;
+	for (uint32_t i = 0; i < remote.nic_count; i++)
+		there |= (remote.nics[i].address.count > 0 ? 1u : 0) << i;
+	doubts_settle(engine, peer, there);
+	return 0;
 }
 
 /* ------------------------------------------------------------------------- regions */

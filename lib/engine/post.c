@@ -60,6 +60,7 @@ static struct op_slot *slot_take(struct engine *engine, const struct post *post,
 	slot->op_id = post->op_id;
 	slot->block = post->block;
 	slot->bytes = post->bytes;
+	slot->posted_ns = engine->now_ns;
 	slot->peer = post->peer;
 	engine->nics[nic].in_flight++;
 	engine->nics[nic].in_flight_bytes += post->bytes;

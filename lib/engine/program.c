@@ -377,17 +377,12 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 	if (slot.kind == OP_GATHERED)
 		program_block_free(engine, slot.block);
 	if (event->kind == EVENT_FAILED) {
-		slot.peer->broken = true;
-		if (!engine->fencing && !slot.peer->dropped)
-			engine_emit(engine, &(struct engine_event){.kind = ENGINE_OP_FAILED,
-								   .peer = slot.peer,
-								   .nic = nic,
-								   .status = event->status,
-								   .reason = event->reason,
-								   .op_id = slot.op_id});
+		rail_op_failed(engine, nic, &slot, event);
 		return;
 	}
 	engine->nics[nic].bytes_sent += slot.bytes;
+	engine->nics[nic].sent_ns = engine->now_ns;
+	slot.peer->rails[nic].worked = true;
 	if (slot.serial != engine->serial || slot.peer->dropped)
 		return;
 	switch (slot.kind) {

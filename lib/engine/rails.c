@@ -14,6 +14,7 @@
 #define STEADY_NS     UINT64_C(500000000)   /* a port must be up, or a try to open waits */
 #define DOUBLINGS_MAX 6u		    /* at most 32 s */
 #define CALM_NS	      UINT64_C(60000000000) /* in use for so long, it is as good as new */
+#define RAIL_TEXT_MAX (NIC_TROUBLE_MAX + 16)
 
 struct nic_speed engine_rail_of(const struct nic *nic)
 {
@@ -42,6 +43,18 @@ const char *rail_trouble(const struct engine *engine, uint32_t index)
 	return why[0] != '\0' ? why : engine_nic(engine, index)->trouble;
 }
 
+/* "is down: port 1 is down", "left out to 'rollout 0.0' for 1 s: .."; empty: in use for all. */
+static void rail_text(const struct engine *engine, uint32_t index, char text_out[RAIL_TEXT_MAX])
+{
+	const struct engine_nic *nic = &engine->nics[index];
+	const char *trouble = rail_trouble(engine, index);
+	if (nic->out)
+		snprintf(text_out, RAIL_TEXT_MAX, "is %s%s%s", nic->lost ? "lost" : "down",
+			 trouble[0] != '\0' ? ": " : "", trouble);
+	else
+		doubts_text(engine, index, text_out, RAIL_TEXT_MAX);
+}
+
 void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes)
 {
 	const size_t room = bytes - sizeof("; running on 16 of 16 NICs");
@@ -49,24 +62,23 @@ void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes
 	size_t used = 0;
 	text_out[0] = '\0';
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		const struct engine_nic *nic = &engine->nics[i];
-		const char *trouble = rail_trouble(engine, i);
-		in_use += nic->out ? 0 : 1;
-		if (nic->out)
-			snprintf(text_out + used, room - used, "%sNIC '%s' is %s%s%s",
-				 used > 0 ? ", " : "", engine_nic(engine, i)->name,
-				 nic->lost ? "lost" : "down", trouble[0] != '\0' ? ": " : "",
-				 trouble);
+		char text[RAIL_TEXT_MAX];
+		rail_text(engine, i, text);
+		in_use += engine->nics[i].out ? 0 : 1;
+		if (text[0] != '\0')
+			snprintf(text_out + used, room - used, "%sNIC '%s' %s",
+				 used > 0 ? ", " : "", engine_nic(engine, i)->name, text);
 		used += strlen(text_out + used);
 	}
-	if (used > 0)
+	if (in_use < engine->nic_count)
 		snprintf(text_out + used, bytes - used, "; running on %u of %u NICs", in_use,
 			 engine->nic_count);
 }
 
-void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes)
+bool engine_rails_news(const struct engine *engine, char *text_out, size_t bytes)
 {
 	engine_rails_text(engine, text_out, bytes);
+	bool degraded = text_out[0] != '\0';
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		const char *trouble = rail_trouble(engine, i);
 		size_t used = strlen(text_out);
@@ -74,6 +86,7 @@ void engine_rails_news(const struct engine *engine, char *text_out, size_t bytes
 			snprintf(text_out + used, bytes - used, "%sNIC '%s': %s",
 				 used > 0 ? "; " : "", engine_nic(engine, i)->name, trouble);
 	}
+	return degraded;
 }
 
 /* Some peer is to be reached over it. */
@@ -112,6 +125,23 @@ void rail_out(struct engine *engine, uint32_t index, bool lost, int status)
 		engine_emit(engine, &(struct engine_event){.kind = ENGINE_NIC_LOST,
 							   .nic = index,
 							   .status = status});
+}
+
+void rail_op_failed(struct engine *engine, uint32_t nic, const struct op_slot *slot,
+		    const struct event *event)
+{
+	const struct engine_event failed = {.kind = ENGINE_OP_FAILED,
+					    .peer = slot->peer,
+					    .nic = nic,
+					    .status = event->status,
+					    .reason = event->reason,
+					    .op_id = slot->op_id};
+	slot->peer->broken = true;
+	if (engine->fencing)
+		return;
+	doubt_note(engine, slot->peer, nic, slot->posted_ns, engine_op_reason(&failed));
+	if (!slot->peer->dropped)
+		engine_emit(engine, &failed);
 }
 
 /* A lost NIC reports nothing more: what it still had ends with it. */
@@ -162,6 +192,7 @@ static void rail_mend(struct engine *engine, uint32_t index, uint64_t now)
 		return;
 	nic->lost = false;
 	nic->out = nic->nic->down;
+	doubts_forget(engine, index);
 }
 
 void engine_rails_mend(struct engine *engine)
@@ -172,4 +203,5 @@ void engine_rails_mend(struct engine *engine)
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		if (engine->nics[i].out)
 			rail_mend(engine, i, now);
+	doubts_mend(engine, now);
 }

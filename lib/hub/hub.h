@@ -87,9 +87,12 @@ int hub_failed(struct hub *hub, struct ws_error *err);
  */
 struct member;
 
-/* The NICs of a member that are in use, in order, and how many it has. */
+/* The NICs of a member that are in use, in order, and how many it has.  Where something else is
+ * said than the roster has, members are wired anew between two attempts. */
 struct member_rails {
 	uint32_t count, nic_count;
+	uint64_t returns; /* rises when a rail that was left out for some peer is to be tried again
+			   */
 	struct nic_speed rail[NICS_MAX];
 };
 
@@ -191,11 +194,12 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
 void member_say_state(struct member *member, enum rank_state state, uint64_t attempt,
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received);
 /* The NICs in use now; trouble names those that aren't and why ("NIC 'rxe2 port 1' is down: ..."),
- * and what last happened to the others; empty: nothing.  In beats.  Others than the roster has: the
- * hub wires anew between two attempts. Where a member with NICs has none in use, a trainer's pushes
- * wait, a rollout's replica is out. */
+ * and what last happened to the others; empty: nothing.  degraded: some NIC or rail isn't in use,
+ * so trouble goes into the reports of pushes.  In beats.  Where a member with NICs has none in use,
+ * a trainer's pushes wait, a rollout's replica is out. */
 #define MEMBER_TROUBLE_BYTES 256
-void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble);
+void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble,
+		      bool degraded);
 /* Rollouts: how many of the bytes received came from other rollouts.  In beats. */
 void member_say_forwarded(struct member *member, uint64_t bytes_from_rollouts);
 /* What this rank waits for ("got 41 of 42 ops of ..."), for the sentence of a deadline; empty:

@@ -191,6 +191,7 @@ static void rails_encode(const struct member_rails *rails, struct writer *out)
 {
 	write_u8(out, (uint8_t)rails->nic_count);
 	write_u8(out, (uint8_t)rails->count);
+	write_u64(out, rails->returns);
 	for (uint32_t i = 0; i < rails->count; i++) {
 		write_u64(out, rails->rail[i].subnet);
 		write_u64(out, rails->rail[i].mbps);
@@ -207,6 +208,7 @@ static void rails_decode(struct member_rails *rails, struct reader *in)
 	}
 	rails->nic_count = nic_count;
 	rails->count = count;
+	rails->returns = read_u64(in);
 	for (uint32_t i = 0; i < count; i++) {
 		rails->rail[i].subnet = read_u64(in);
 		rails->rail[i].mbps = read_u64(in);
@@ -265,6 +267,7 @@ void beat_up_encode(const struct beat_up *beat, struct writer *out)
 	write_text(out, beat->waits);
 	rails_encode(&beat->rails, out);
 	write_text(out, beat->trouble);
+	write_u8(out, beat->degraded);
 	if (beat->failure_serial == 0)
 		return;
 	write_u64(out, beat->failure_attempt);
@@ -308,6 +311,7 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 	read_text(&in, beat.waits, sizeof(beat.waits));
 	rails_decode(&beat.rails, &in);
 	read_text(&in, beat.trouble, sizeof(beat.trouble));
+	beat.degraded = read_bool(&in);
 	if (beat.failure_serial != 0) {
 		beat.failure_attempt = read_u64(&in);
 		beat.failure_about = read_u64(&in);

@@ -13,7 +13,7 @@
 
 #include "lib/hub/hub.h"
 
-_Static_assert(sizeof(struct member_rails) == 8 + 16 * NICS_MAX, "it has no padding");
+_Static_assert(sizeof(struct member_rails) == 16 + 16 * NICS_MAX, "it has no padding");
 
 #define HUB_PROTOCOL	     4
 #define MANIFEST_BYTES_MAX   (24u << 20) /* both and the roster fit a link body */
@@ -120,7 +120,8 @@ struct beat_up {
 	uint64_t armed;		     /* attempt in which other trainers may write here; 0: none */
 	uint64_t bytes;		     /* sent, or received */
 	struct member_rails rails;
-	char trouble[MEMBER_TROUBLE_BYTES]; /* of the NICs that aren't in use; or empty */
+	char trouble[MEMBER_TROUBLE_BYTES]; /* of NICs and rails; or empty */
+	bool degraded;			    /* some of them aren't in use */
 	uint64_t from_rollouts;		    /* of those received: what other rollouts forwarded */
 	uint64_t ready_attempt;
 	uint32_t

@@ -193,12 +193,15 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 	member->last_step_ns = last_step_ns;
 }
 
-void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble)
+void member_say_rails(struct member *member, const struct member_rails *rails, const char *trouble,
+		      bool degraded)
 {
 	struct beat_up *up = &member->up;
-	if (rails_same(&up->rails, rails) && strcmp(up->trouble, trouble) == 0)
+	if (rails_same(&up->rails, rails) && strcmp(up->trouble, trouble) == 0 &&
+	    up->degraded == degraded)
 		return;
 	up->rails = *rails;
+	up->degraded = degraded;
 	snprintf(up->trouble, sizeof(up->trouble), "%s", trouble);
 	member->dirty = true;
 }

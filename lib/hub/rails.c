@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NICs that go out of use and come back.  Members say at any time which they have; the roster
- * keeps what they had when it was made, and is made anew between two attempts where that differs.
+ * NICs and rails that go out of use and come back.  Members say at any time which NICs they have;
+ * the roster keeps what they had when it was made, and is made anew between two attempts where that
+ * differs.  Rails between two members are their own affair, until one is to be tried again.
  * Nothing goes on without a trainer whose NICs are all gone; a rollout's replica waits outside.
  */
 #include <errno.h>
@@ -59,8 +60,7 @@ void rails_trouble(struct progress *progress)
 	for (uint32_t i = 0; i < progress_seat_count(progress); i++) {
 		const struct seat *seat = &progress->seats[i];
 		/* What it says of NICs in use is for status. */
-		bool all_in_use = seat->up.rails.count == seat->up.rails.nic_count;
-		if (!seat_is_there(seat) || all_in_use || seat->up.trouble[0] == '\0')
+		if (!seat_is_there(seat) || !seat->up.degraded)
 			continue;
 		others += first != NULL;
 		first = first != NULL ? first : seat;

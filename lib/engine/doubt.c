@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rails that are dead while both their ports say up.  Where ops to a peer failed over one of
+ * several rails, the next wirings with that peer leave it out, for a time that grows each time it
+ * fails again: a try costs a version.  Both ends hear of it in addresses (peer.c), which name the
+ * other engine: one that was killed, to which every rail fails, is another one when it is back, and
+ * then nothing is held against the NIC.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/engine/engine_internal.h"
+
+#define FIRST_NS    UINT64_C(1000000000)
+#define FACTOR_BITS 2u /* four times as long each time, */
+#define TIMES_MAX   6u /* up to 4096 s */
+#define SILENT_NS   UINT64_C(500000000)
+#define CALM_NS	    UINT64_C(60000000000) /* carried bytes for so long: as good as new */
+
+static uint64_t wait_ns(const struct doubt *doubt)
+{
+	return FIRST_NS << FACTOR_BITS * doubt->times;
+}
+
+static bool is_of(const struct doubt *doubt, const struct engine_peer *peer, uint32_t nic)
+{
+	return doubt->state != DOUBT_NONE && doubt->nic == nic &&
+	       strncmp(doubt->peer_name, peer->name, sizeof(doubt->peer_name) - 1) == 0;
+}
+
+/* NULL: there was never any. */
+static struct doubt *doubt_find(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+{
+	for (uint32_t i = 0; i < engine->doubt_count; i++)
+		if (is_of(&engine->doubts[i], peer, nic))
+			return &engine->doubts[i];
+	return NULL;
+}
+
+/* One for this rail; NULL: so many stand already that it won't be the rails. */
+static struct doubt *doubt_take(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+{
+	struct doubt *taken = doubt_find(engine, peer, nic);
+	for (uint32_t i = 0; taken == NULL && i < engine->doubt_count; i++)
+		if (engine->doubts[i].state == DOUBT_NONE || engine->doubts[i].state == DOUBT_OVER)
+			taken = &engine->doubts[i];
+	if (taken == NULL && engine->doubt_count < DOUBTS_MAX)
+		taken = &engine->doubts[engine->doubt_count++];
+	if (taken == NULL)
+		return NULL;
+	if (taken->to.engine != peer->remote_engine || !is_of(taken, peer, nic)) {
+		*taken = (struct doubt){.nic = nic};
+		snprintf(taken->peer_name, sizeof(taken->peer_name), "%s", peer->name);
+	}
+	taken->to = (struct rail_doubt){peer->remote_engine, peer->rails[nic].remote_nic};
+	return taken;
+}
+
+static void doubts_drop(struct engine *engine, const struct engine_peer *peer)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct doubt *doubt = doubt_find(engine, peer, i);
+		if (doubt != NULL)
+			*doubt = (struct doubt){0};
+	}
+}
+
+static void rail_failed(struct engine *engine, struct engine_peer *peer, uint32_t nic,
+			const char *reason)
+{
+	struct rail *failed = &peer->rails[nic];
+	uint32_t others = 0;
+	if (failed->failed)
+		return;
+	failed->failed = true;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		others += peer->rails[i].paired && !peer->rails[i].failed;
+	if (others == 0) {
+		doubts_drop(engine, peer); /* it is the peer, or all are to be tried */
+		return;
+	}
+	struct doubt *doubt = doubt_take(engine, peer, nic);
+	if (doubt == NULL)
+		return;
+	bool calm = failed->worked && engine->now_ns - doubt->since_ns > CALM_NS;
+	bool again = doubt->state == DOUBT_OVER && !calm;
+	doubt->times = again ? MIN(doubt->times + 1, TIMES_MAX) : 0;
+	doubt->state = DOUBT_NOTED;
+	snprintf(doubt->reason, sizeof(doubt->reason), "%s", reason);
+}
+
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t posted_ns,
+		const char *reason)
+{
+	const struct engine_nic *own = &engine->nics[nic];
+	if (own->out)
+		return;
+	rail_failed(engine, peer, nic, reason);
+	/* Where nothing at all goes over this NIC, what others have in flight would fail too, and
+	 * the attempt ends before that is told. */
+	bool silent = engine->now_ns - MAX(own->sent_ns, posted_ns) > SILENT_NS;
+	for (uint32_t i = 0; silent && i < engine->peer_count; i++)
+		if (engine->peers[i]->rails[nic].in_flight > 0)
+			rail_failed(engine, engine->peers[i], nic, reason);
+	/* Most likely for one reason: they are tried again together, not in turns that each cost a
+	 * version. */
+	for (uint32_t i = 0; i < engine->doubt_count; i++)
+		if (engine->doubts[i].state == DOUBT_STANDS && engine->doubts[i].nic == nic)
+			engine->doubts[i].since_ns = engine->now_ns;
+}
+
+struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+{
+	const struct doubt *doubt = doubt_find(engine, peer, nic);
+	bool stands = doubt != NULL && doubt->state != DOUBT_OVER;
+	return stands ? doubt->to : (struct rail_doubt){0};
+}
+
+void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32_t remote_there)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		struct doubt *doubt = doubt_find(engine, peer, i);
+		if (doubt == NULL || doubt->state == DOUBT_OVER)
+			continue;
+		/* Another process; or it was the other end's NIC, which is out of use. */
+		if (doubt->to.engine != peer->remote_engine ||
+		    (remote_there >> doubt->to.nic & 1) == 0) {
+			*doubt = (struct doubt){0};
+			continue;
+		}
+		if (doubt->state == DOUBT_NOTED || peer->rails[i].paired)
+			doubt->since_ns = clock_ns();
+		doubt->state = peer->rails[i].paired ? DOUBT_OVER : DOUBT_STANDS;
+	}
+}
+
+void doubts_mend(struct engine *engine, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < engine->doubt_count; i++) {
+		struct doubt *doubt = &engine->doubts[i];
+		if (doubt->state != DOUBT_STANDS || now_ns - doubt->since_ns < wait_ns(doubt))
+			continue;
+		doubt->state = DOUBT_OVER;
+		doubt->since_ns = now_ns;
+		engine->returns++;
+	}
+}
+
+void doubts_forget(struct engine *engine, uint32_t nic)
+{
+	for (uint32_t i = 0; i < engine->doubt_count; i++)
+		if (engine->doubts[i].nic == nic)
+			engine->doubts[i] = (struct doubt){0};
+}
+
+void doubts_text(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes)
+{
+	const struct doubt *first = NULL;
+	uint32_t others = 0;
+	char and_more[24] = "";
+	for (uint32_t i = 0; i < engine->doubt_count; i++) {
+		const struct doubt *doubt = &engine->doubts[i];
+		if (doubt->state != DOUBT_STANDS || doubt->nic != nic)
+			continue;
+		others += first != NULL;
+		first = first != NULL ? first : doubt;
+	}
+	text_out[0] = '\0';
+	if (first == NULL)
+		return;
+	if (others > 0)
+		snprintf(and_more, sizeof(and_more), " (and %u more)", others);
+	snprintf(text_out, bytes, "left out to '%s'%s for %llu s: %s", first->peer_name, and_more,
+		 (unsigned long long)(wait_ns(first) / 1000000000u), first->reason);
+}
+
+uint64_t engine_rails_returns(const struct engine *engine)
+{
+	return engine->returns;
+}

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Rails over which nothing gets through while their ports say up: both ends leave them out for a
+ * while, say so, and try them again.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/transport/tables.h"
+#include "tests/ends_world.h"
+#include "tests/test.h"
+
+/* Until an op fails; then the next wiring. */
+static void fails(struct ends *ends)
+{
+	ends_arm(ends);
+	for (int i = 0; i < STEPS_MAX && ends->from.failed == 0; i++) {
+		end_step(&ends->from);
+		end_step(&ends->to);
+	}
+	ck_assert_uint_gt(ends->from.failed, 0);
+	ck_assert_uint_eq(ends->from.lost, 0);
+	ends_fence(ends);
+	ends_connect(ends);
+}
+
+static void pairs(const struct ends *ends, bool first, bool second)
+{
+	const struct rail *from = ends->from.peer->rails, *to = ends->to.peer->rails;
+	ck_assert(from[0].paired == first && from[1].paired == second);
+	ck_assert(to[0].paired == first && to[1].paired == second);
+}
+
+/* The doubt about the rail of NIC 1, set back in time. */
+static struct doubt *time_passes(struct ends *ends, uint64_t seconds)
+{
+	struct doubt *doubt = &ends->from.engine->doubts[0];
+	ck_assert_uint_eq(doubt->nic, 1);
+	doubt->since_ns -= seconds * 1000000000u;
+	engine_rails_mend(ends->from.engine);
+	return doubt;
+}
+
+static void silent_open(struct ends *ends)
+{
+	const struct device from[] = {{"fault", ":loop:net/a0"},
+				      {"fault", "silent_nth=1500:loop:net/a1"}};
+	const struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
+	ends_open(ends, from, to, 0);
+	ends_update(ends);
+}
+
+START_TEST(a_silent_rail_is_left_out_by_both_ends_and_named_and_comes_back)
+{
+	struct ws_nic nics[WS_NICS_MAX];
+	struct ends ends;
+	char text[256];
+
+	silent_open(&ends);
+	pairs(&ends, true, true);
+	fails(&ends);
+	pairs(&ends, true, false);
+	end_says(ends.from.engine, "a1)' left out to 'the other' for 1 s: no answer, by rule");
+	ck_assert(engine_rails_news(ends.from.engine, text, sizeof(text)));
+	ck_assert_uint_eq(nics_in_use(ends.from.engine), 2);
+	ends_update(&ends);
+	ck_assert_uint_eq(engine_nic_bytes_sent(ends.from.engine, 0), BYTES);
+	engine_nics(ends.from.engine, nics);
+	ck_assert_str_eq(nics[1].trouble, "left out to 'the other' for 1 s: no answer, by rule");
+	ck_assert_str_eq(nics[0].trouble, "");
+	/* Not before its time, nor in an attempt. */
+	ends_arm(&ends);
+	ck_assert_int_eq(time_passes(&ends, 1)->state, DOUBT_STANDS);
+	ck_assert(ends_run(&ends));
+	engine_end(ends.from.engine);
+	engine_end(ends.to.engine);
+	ck_assert_uint_eq(engine_rails_returns(ends.from.engine), 0);
+	ck_assert_int_eq(time_passes(&ends, 0)->state, DOUBT_OVER);
+	ck_assert_uint_eq(engine_rails_returns(ends.from.engine), 1);
+	ends_fence(&ends);
+	ends_connect(&ends);
+	pairs(&ends, true, true);
+	fails(&ends);
+	pairs(&ends, true, false);
+	end_says(ends.from.engine, "for 4 s: ");
+	fault_mend();
+	time_passes(&ends, 4);
+	ends_run_on_both(&ends);
+	ends_close(&ends);
+}
+END_TEST
+
+START_TEST(a_peer_that_was_killed_is_not_held_against_the_nic)
+{
+	const struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
+	struct ends ends;
+
+	silent_open(&ends);
+	fails(&ends);
+	pairs(&ends, true, false);
+	ends_fence(&ends);
+	engine_close(ends.to.engine);
+	ws_memory_free(&ends.to.memory);
+	end_open(&ends.to, to, 0, false);
+	fault_mend();
+	ends_run_on_both(&ends);
+	pairs(&ends, true, true);
+	ck_assert_int_eq(ends.from.engine->doubts[0].state, DOUBT_NONE);
+	ends_close(&ends);
+}
+END_TEST
+
+/* _i: the other is in a subnet of its own, or fails too. */
+START_TEST(a_rail_that_fails_is_used_where_no_other_works)
+{
+	const struct device from[] = {
+		{"fault", _i == 0 ? ":loop:elsewhere/a0" : "silent_nth=1500:loop:net/a0"},
+		{"fault", _i == 0 ? "silent_nth=2500:loop:net/a1" : "silent_nth=1500:loop:net/a1"}};
+	const struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
+	struct ends ends;
+
+	ends_open(&ends, from, to, 0);
+	ends_update(&ends);
+	for (int i = 0; i < 3; i++)
+		fails(&ends);
+	ck_assert(ends.from.peer->rails[1].paired);
+	fault_mend();
+	ends_update(&ends);
+	ends_close(&ends);
+}
+END_TEST
+
+/* A failed op to one peer, of several that have something in flight over this NIC. */
+START_TEST(where_nothing_goes_over_a_nic_all_its_busy_rails_are_left_out)
+{
+	static char names[3][2] = {"a", "b", "c"};
+	struct engine *engine = mem_alloc(sizeof(*engine));
+	struct engine_peer peers[3], *list[3];
+
+	for (uint32_t i = 0; i < 3; i++) {
+		peers[i] = (struct engine_peer){.name = names[i], .remote_engine = 1 + i};
+		peers[i].rails[0].paired = peers[i].rails[1].paired = true;
+		peers[i].rails[1].in_flight = i < 2; /* c is idle */
+		list[i] = &peers[i];
+	}
+	engine->nic_count = NICS_TWO;
+	engine->peers = list;
+	engine->peer_count = 3;
+	engine->now_ns = UINT64_C(10000000000);
+	/* Others' writes went over it just now, or the failed one wasn't under way for long. */
+	engine->nics[1].sent_ns = engine->now_ns - (_i == 1 ? 1000 : UINT64_C(2000000000));
+	uint64_t posted_ns = engine->now_ns - (_i == 2 ? 1000 : UINT64_C(1000000000));
+	doubt_note(engine, &peers[0], 1, posted_ns, "no answer");
+	for (uint32_t i = 0; i < 3; i++) {
+		bool left_out = i == 0 || (i == 1 && _i == 0);
+		ck_assert_uint_eq(doubt_of(engine, &peers[i], 1).engine, left_out ? 1 + i : 0);
+	}
+	mem_free(engine);
+}
+END_TEST
+
+START_TEST(a_rail_that_fails_again_is_left_out_longer_up_to_a_bound)
+{
+	static const uint64_t seconds[] = {1, 4, 16, 64, 256, 1024, 4096, 4096};
+	struct engine *engine = mem_alloc(sizeof(*engine));
+	struct engine_peer peer = {.name = (char[]){"the other"}, .remote_engine = 7};
+	char text[256], says[32];
+
+	engine->nic_count = NICS_TWO;
+	engine->now_ns = clock_ns();
+	peer.rails[0].paired = true;
+	for (size_t i = 0; i < ARRAY_SIZE(seconds); i++) {
+		peer.rails[1] = (struct rail){.paired = true};
+		doubt_note(engine, &peer, 1, 0, "no answer");
+		ck_assert_uint_eq(doubt_of(engine, &peer, 1).engine, 7);
+		ck_assert_uint_eq(doubt_of(engine, &peer, 0).engine, 0);
+		peer.rails[1].paired = false;
+		doubts_settle(engine, &peer, 3);
+		doubts_text(engine, 1, text, sizeof(text));
+		snprintf(says, sizeof(says), " for %u s: no answer", (unsigned)seconds[i]);
+		ck_assert_msg(strstr(text, says) != NULL, "%s", text);
+		doubts_mend(engine, clock_ns() + seconds[i] * 1000000000u);
+		ck_assert_uint_eq(doubt_of(engine, &peer, 1).engine, 0);
+		ck_assert_uint_eq(engine->returns, i + 1);
+	}
+	/* It has carried bytes for a minute: as good as new. */
+	peer.rails[1] = (struct rail){.paired = true, .worked = true};
+	engine->now_ns = engine->doubts[0].since_ns + UINT64_C(61000000000);
+	doubt_note(engine, &peer, 1, 0, "no answer");
+	ck_assert_uint_eq(engine->doubts[0].times, 0);
+	mem_free(engine);
+}
+END_TEST
+
+/* So many at once aren't the rails' fault; what is noted stays. */
+START_TEST(doubts_are_bounded)
+{
+	struct engine *engine = mem_alloc(sizeof(*engine));
+	char name[32], text[256];
+
+	engine->nic_count = NICS_TWO;
+	for (uint32_t i = 0; i < 2 * DOUBTS_MAX; i++) {
+		struct engine_peer peer = {.name = name, .remote_engine = 1 + i};
+		snprintf(name, sizeof(name), "rollout %u", i);
+		peer.rails[0].paired = peer.rails[1].paired = true;
+		doubt_note(engine, &peer, 1, 0, "no answer");
+		ck_assert_uint_eq(doubt_of(engine, &peer, 1).engine, i < DOUBTS_MAX ? 1 + i : 0);
+		peer.rails[1].paired = false;
+		doubts_settle(engine, &peer, 3);
+	}
+	doubts_text(engine, 1, text, sizeof(text));
+	ck_assert_str_eq(text, "left out to 'rollout 0' (and 255 more) for 1 s: no answer");
+	doubts_forget(engine, 1);
+	doubts_text(engine, 1, text, sizeof(text));
+	ck_assert_str_eq(text, "");
+	mem_free(engine);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *suite = suite_create("engine_silent");
+	TCase *tcase = tcase_create("silent");
+	tcase_set_timeout(tcase, 120);
+	tcase_add_test(tcase, a_silent_rail_is_left_out_by_both_ends_and_named_and_comes_back);
+	tcase_add_test(tcase, a_peer_that_was_killed_is_not_held_against_the_nic);
+	tcase_add_loop_test(tcase, a_rail_that_fails_is_used_where_no_other_works, 0, 2);
+	tcase_add_loop_test(tcase, where_nothing_goes_over_a_nic_all_its_busy_rails_are_left_out, 0,
+			    3);
+	tcase_add_test(tcase, a_rail_that_fails_again_is_left_out_longer_up_to_a_bound);
+	tcase_add_test(tcase, doubts_are_bounded);
+	suite_add_tcase(suite, tcase);
+	return suite;
+}
