@@ -6,18 +6,15 @@
 # states; and what each of the two writes the other must read back, byte for byte.
 set -eu
 build=$1
-venv=build/venv
-if ! [ -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import numpy, safetensors' 2>/dev/null; then
-	python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --timeout 20 --retries 1 safetensors numpy || {
-		echo "skip safetensors_reference: the reference safetensors library can't be installed (python3-venv and pip are needed)"
-		exit 77
-	}
-fi
+python=$(sh tests/venv.sh numpy safetensors) || {
+	echo "skip safetensors_reference: the reference safetensors library can't be installed (python3-venv and pip are needed)"
+	exit 77
+}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/corpus" "$work/theirs" "$work/ours"
 
 WS_ST_CORPUS=$work/corpus "$build/tests/safetensors" >"$work/log" || { cat "$work/log" >&2; exit 1; }
-"$venv/bin/python" tests/safetensors_reference.py write "$work/theirs"
+"$python" tests/safetensors_reference.py write "$work/theirs"
 WS_ST_THEIRS=$work/theirs WS_ST_OURS=$work/ours "$build/tests/checkpoint" >"$work/log" || { cat "$work/log" >&2; exit 1; }
-"$venv/bin/python" tests/safetensors_reference.py check "$work"
+"$python" tests/safetensors_reference.py check "$work"

@@ -1,0 +1,584 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Quantization against its definition in double arithmetic (a product or quotient of two f32 is
+ * rounded rightly by way of a double), and by shards against the whole.  With WS_CONVERT_OUT a
+ * folder, only writes tensors and what became of them there, for convert_reference.py.
+ */
+#include "lib/convert/convert.h"
+
+#include <fenv.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <xmmintrin.h>
+#endif
+
+#include "tests/convert_world.h"
+
+/* ---------------------------------------------------------------- the definition */
+static double largest_of(enum ws_dtype code)
+{
+	return code == WS_F8_E4M3 ? 448 : 57344;
+}
+
+/* Of a code with the sign bit clear; INFINITY for e5m2's own and beyond, NAN for NaNs. */
+static double value_of_code(uint32_t code, enum ws_dtype dtype)
+{
+	int fraction_bits = dtype == WS_F8_E4M3 ? 3 : 2, bias = dtype == WS_F8_E4M3 ? 7 : 15;
+	int exponent = (int)code >> fraction_bits;
+	double fraction = (double)(code & ((1u << fraction_bits) - 1)) / (1 << fraction_bits);
+	if (dtype == WS_F8_E4M3 ? code == 0x7f : code > 0x7c)
+		return NAN;
+	if (dtype == WS_F8_E5M2 && code == 0x7c)
+		return INFINITY;
+	return exponent == 0 ? ldexp(fraction, 1 - bias) : ldexp(1 + fraction, exponent - bias);
+}
+
+/* By looking at every finite code; of two equally near ones the even one. */
+static uint8_t nearest_code(double x, enum ws_dtype dtype)
+{
+	double size = fabs(x), least = INFINITY;
+	uint32_t nearest = 0, sign = signbit(x) ? 0x80 : 0;
+	if (isnan(x))
+		return 0x7f;
+	for (uint32_t code = 0; code < 128 && value_of_code(code, dtype) <= largest_of(dtype);
+	     code++) {
+		double off = fabs(value_of_code(code, dtype) - MIN(size, largest_of(dtype)));
+		if (off < least || (off == least && code % 2 == 0)) {
+			nearest = code;
+			least = off;
+		}
+	}
+	return (uint8_t)(sign | nearest);
+}
+
+/* The scale as stored, and its value. */
+static uint32_t define_scale(const struct quant *quant, double maximum, double *value_out)
+{
+	float scale = (float)(fmax(maximum, quant->eps) / largest_of(quant->code));
+	uint32_t bits = bits_of(scale);
+	int exponent = 0;
+	*value_out = NAN;
+	if (isnan(maximum))
+		return quant->scale == WS_F32	 ? 0x7fc00000
+		       : quant->scale == WS_BF16 ? 0x7fc0
+						 : 0xff;
+	bool pow2 = quant->pow2 || quant->scale == WS_F8_E8M0;
+	if (pow2 && isfinite(scale) && scale > 0) {
+		double half = frexp(scale, &exponent);
+		scale = (float)ldexp(1, half == 0.5 ? exponent - 1 : exponent);
+		bits = bits_of(scale);
+	}
+	if (quant->scale == WS_F8_E8M0) {
+		if (isinf(scale))
+			return 0xff;
+		*value_out = fmax(scale, 0x1p-127);
+		return (uint32_t)(ilogb(*value_out) + 127);
+	}
+	if (quant->scale == WS_BF16) {
+		/* The nearest of the two neighbours, of equally near ones the even one. */
+		uint32_t low = bits & 0xffff0000;
+		double below = (double)scale - (double)float_of(low),
+		       step = (double)float_of(low + 0x10000);
+		bool odd = (low >> 16 & 1) != 0;
+		if (isfinite(scale) && isfinite(step)) {
+			double above = step - (double)scale;
+			if (above < below || (above == below && odd))
+				low += 0x10000;
+		}
+		*value_out = float_of(low);
+		return low >> 16;
+	}
+	*value_out = scale;
+	return bits;
+}
+
+static uint8_t define_code(const struct quant *quant, double x, double scale)
+{
+	float by = scale == 0 ? INFINITY : (float)scale;
+	if (quant->reciprocal)
+		by = (float)(1 / (double)by);
+	return nearest_code(quant->reciprocal ? (float)(x * (double)by) : (float)(x / (double)by),
+			    quant->code);
+}
+
+/* ---------------------------------------------------------------- single elements */
+/* Under a scale of one. */
+static uint8_t code_alone(enum ws_dtype code, bool reciprocal, uint32_t bits)
+{
+	struct quant quant = {.code = code, .scale = WS_F32, .reciprocal = reciprocal};
+	uint32_t maximum = bits_of((float)largest_of(code));
+	struct blocks blocks = {.quant = &quant, .table = &maximum};
+	return (uint8_t)move_one(MOVE_QUANTIZE, &blocks, WS_F32, code, bits);
+}
+
+START_TEST(a_code_is_the_nearest_value_and_of_two_the_even_one)
+{
+	enum ws_dtype dtype = _i == 0 ? WS_F8_E4M3 : WS_F8_E5M2;
+	for (uint32_t code = 0; value_of_code(code, dtype) <= largest_of(dtype); code++) {
+		double value = value_of_code(code, dtype), next = value_of_code(code + 1, dtype);
+		double half = isfinite(next) ? (value + next) / 2 : value * 1.03;
+		for (int d = -1; d <= 1; d++) {
+			uint32_t near = bits_of((float)value) + (uint32_t)(value == 0 ? 0 : d);
+			uint32_t between = bits_of((float)half) + (uint32_t)d;
+			must(code_alone(dtype, false, near) == nearest_code(float_of(near), dtype),
+			     "%08x", near);
+			must(code_alone(dtype, true, between) ==
+				     nearest_code(float_of(between), dtype),
+			     "%08x", between);
+		}
+	}
+	for (uint32_t i = 0; i < 65536; i++) {
+		uint32_t bf16 = i << 16, any = (uint32_t)mix64(i + 1);
+		bool odd = (i & 1) != 0;
+		must(code_alone(dtype, odd, bf16) == nearest_code(float_of(bf16), dtype), "%08x",
+		     bf16);
+		must(code_alone(dtype, odd, any) == nearest_code(float_of(any), dtype), "%08x",
+		     any);
+	}
+}
+END_TEST
+
+START_TEST(a_scale_is_as_defined)
+{
+	static const uint32_t edges[] = {
+		0,	    1,		2,	    0x1bf,	0x1c0,	    0x1c1,	0x007fffff,
+		0x00800000, 0x43e00000, 0x43e00001, 0x43dfffff, 0x7f7fffff, 0x7f800000, 0x7fc00000,
+		0x47600000, 0x04600000, 0x04600001, 0x045fffff, 0x38d1b717, 0x3f800000};
+	for (uint32_t i = 0; i < 60000; i++) {
+		struct quant quant = quant_random(i);
+		uint32_t maximum = (uint32_t)mix64(i) & 0x7fffffff;
+		double value;
+		if (i < 200 * ARRAY_SIZE(edges))
+			maximum = edges[i % ARRAY_SIZE(edges)];
+		if (maximum > 0x7f800000)
+			maximum = 0x7fc00000;
+		struct blocks blocks = {.quant = &quant};
+		uint32_t want = define_scale(&quant, float_of(maximum), &value);
+		uint32_t scale = move_one(MOVE_SCALE, &blocks, WS_U32, quant.scale, maximum);
+		must(scale == want, "quant %u, maximum %08x: %08x, not %08x", i, maximum, scale,
+		     want);
+	}
+}
+END_TEST
+
+START_TEST(a_value_is_its_code_times_its_scale)
+{
+	for (uint32_t i = 0; i < 256 * 400; i++) {
+		struct quant quant = quant_random(i / 256);
+		uint32_t code = i % 256, scale = (uint32_t)mix64(i / 256);
+		scale = i / 256 % 5 == 0 ? bits_of(1) : scale;
+		if (quant.scale != WS_F32)
+			scale >>= quant.scale == WS_BF16 ? 16 : 24;
+		double by = float_of(quant.scale == WS_F32 ? scale : scale << 16);
+		if (quant.scale == WS_F8_E8M0)
+			by = scale == 0xff ? NAN : ldexp(1, (int)scale - 127);
+		struct blocks blocks = {.quant = &quant, .table = &scale};
+		double value = value_of_code(code & 0x7f, quant.code);
+		float want = (float)((code & 0x80 ? -value : value) * by);
+		uint32_t bits = move_one(MOVE_DEQUANTIZE, &blocks, quant.code, WS_F32, code);
+		must(bits == (isnan(want) ? 0x7fc00000 : bits_of(want)),
+		     "code %02x, scale %08x: %08x", code, scale, bits);
+		uint32_t narrow = move_one(MOVE_CAST, NULL, WS_F32, WS_BF16, bits);
+		must(move_one(MOVE_DEQUANTIZE, &blocks, quant.code, WS_BF16, code) == narrow,
+		     "code %02x, scale %08x", code, scale);
+	}
+}
+END_TEST
+
+/* ---------------------------------------------------------------- tensors */
+struct tensor {
+	struct quant quant;
+	enum ws_dtype dtype;
+	uint64_t rows, columns, block[2], grid[2];
+	uint8_t *floats, *codes, *scales; /* owned, row by row */
+	uint32_t *table;		  /* owned: maxima of the grid */
+};
+
+static void tensor_make(struct tensor *tensor, uint64_t seed)
+{
+	static const enum ws_dtype dtypes[] = {WS_BF16, WS_F32, WS_F16};
+	static const uint64_t shapes[][2] = {
+		{576, 320}, {128, 128}, {129, 257}, {6, 640}, {200, 72}};
+	uint64_t x = mix64(seed + 0x7e50);
+	memset(tensor, 0, sizeof(*tensor));
+	tensor->quant = quant_random(seed);
+	tensor->dtype = dtypes[x % 7 % 3];
+	tensor->rows = shapes[x / 8 % 5][0];
+	tensor->columns = shapes[x / 8 % 5][1];
+	/* By block, by channel, the whole, other blocks. */
+	uint64_t blocks[][2] = {
+		{128, 128}, {1, tensor->columns}, {tensor->rows, tensor->columns}, {64, 32}};
+	memcpy(tensor->block, blocks[x / 64 % 4], sizeof(tensor->block));
+	tensor->grid[0] = (tensor->rows + tensor->block[0] - 1) / tensor->block[0];
+	tensor->grid[1] = (tensor->columns + tensor->block[1] - 1) / tensor->block[1];
+	uint64_t count = tensor->rows * tensor->columns,
+		 entries = tensor->grid[0] * tensor->grid[1];
+	tensor->floats = mem_alloc(count * 4);
+	tensor->codes = mem_alloc(count);
+	tensor->scales = mem_alloc(entries * 4);
+	tensor->table = mem_alloc(entries * 4);
+	ck_assert(tensor->floats != NULL && tensor->codes != NULL);
+	ck_assert(tensor->scales != NULL && tensor->table != NULL);
+	floats_fill(tensor->floats, count, tensor->dtype, seed);
+	/* A block of zeros, one of them negative. */
+	if (x / 256 % 2 == 0)
+		for (uint64_t i = 0; i < MIN(tensor->block[0], tensor->rows); i++)
+			memset(tensor->floats + i * tensor->columns * ws_dtype_bytes(tensor->dtype),
+			       0,
+			       MIN(tensor->block[1], tensor->columns) *
+				       ws_dtype_bytes(tensor->dtype));
+}
+
+static void tensor_release(struct tensor *tensor)
+{
+	mem_free(tensor->floats);
+	mem_free(tensor->codes);
+	mem_free(tensor->scales);
+	mem_free(tensor->table);
+}
+
+struct part {
+	uint64_t row, column, rows, columns;
+};
+
+/* A box of the tensor: its maxima into a table of the tensor's grid, or its codes by that. */
+static void move_part(struct tensor *tensor, enum move_kind kind, const struct part *part,
+		      uint32_t *table)
+{
+	size_t bytes = ws_dtype_bytes(tensor->dtype);
+	uint64_t at = part->row * tensor->columns + part->column;
+	struct blocks blocks = {.quant = &tensor->quant,
+				.table = table,
+				.each = {tensor->block[0], tensor->block[1]},
+				.first = {part->row, part->column},
+				.stride = {(int64_t)tensor->grid[1], 1}};
+	convert_move(&(struct move){
+		.kind = kind,
+		.blocks = &blocks,
+		.src = tensor->floats + at * bytes,
+		.dst = tensor->codes + at,
+		.dim_count = 2,
+		.extent = {part->rows, part->columns},
+		.src_stride = {(int64_t)(tensor->columns * bytes), (int64_t)bytes},
+		.dst_stride = {(int64_t)tensor->columns, 1},
+		.from = tensor->dtype,
+		.to = tensor->quant.code,
+	});
+}
+
+static void move_scales(struct tensor *tensor, const uint32_t *table)
+{
+	struct blocks blocks = {.quant = &tensor->quant};
+	convert_move(&(struct move){
+		.kind = MOVE_SCALE,
+		.blocks = &blocks,
+		.src = table,
+		.dst = tensor->scales,
+		.dim_count = 1,
+		.extent = {tensor->grid[0] * tensor->grid[1]},
+		.src_stride = {4},
+		.dst_stride = {(int64_t)ws_dtype_bytes(tensor->quant.scale)},
+		.from = WS_U32,
+		.to = tensor->quant.scale,
+	});
+}
+
+static void tensor_quantize(struct tensor *tensor)
+{
+	const struct part whole = {.rows = tensor->rows, .columns = tensor->columns};
+	memset(tensor->table, 0, tensor->grid[0] * tensor->grid[1] * 4);
+	move_part(tensor, MOVE_MAXIMA, &whole, tensor->table);
+	move_scales(tensor, tensor->table);
+	move_part(tensor, MOVE_QUANTIZE, &whole, tensor->table);
+}
+
+static double element(const struct tensor *tensor, uint64_t row, uint64_t column)
+{
+	size_t bytes = ws_dtype_bytes(tensor->dtype);
+	uint32_t bits = 0;
+	memcpy(&bits, tensor->floats + (row * tensor->columns + column) * bytes, bytes);
+	return float_of(move_one(MOVE_CAST, NULL, tensor->dtype, WS_F32, bits));
+}
+
+/* Every code and the scale of one block. */
+static void check_block(const struct tensor *tensor, uint64_t r, uint64_t c, uint64_t seed)
+{
+	uint64_t row_end = MIN((r + 1) * tensor->block[0], tensor->rows);
+	uint64_t column_end = MIN((c + 1) * tensor->block[1], tensor->columns);
+	size_t scale_bytes = ws_dtype_bytes(tensor->quant.scale);
+	double maximum = 0, scale;
+	uint32_t stored = 0;
+	for (uint64_t i = r * tensor->block[0]; i < row_end; i++)
+		for (uint64_t j = c * tensor->block[1]; j < column_end; j++) {
+			double size = fabs(element(tensor, i, j));
+			maximum = isnan(size) || isnan(maximum) ? NAN : MAX(maximum, size);
+		}
+	memcpy(&stored, tensor->scales + (r * tensor->grid[1] + c) * scale_bytes, scale_bytes);
+	uint32_t want = define_scale(&tensor->quant, maximum, &scale);
+	must(stored == want, "seed %llu: block %llu, %llu has scale %x, not %x",
+	     (unsigned long long)seed, (unsigned long long)r, (unsigned long long)c, stored, want);
+	for (uint64_t i = r * tensor->block[0]; i < row_end; i++)
+		for (uint64_t j = c * tensor->block[1]; j < column_end; j++) {
+			uint8_t code = tensor->codes[i * tensor->columns + j];
+			must(code == define_code(&tensor->quant, element(tensor, i, j), scale),
+			     "seed %llu: element %llu, %llu has code %02x",
+			     (unsigned long long)seed, (unsigned long long)i, (unsigned long long)j,
+			     code);
+		}
+}
+
+START_TEST(every_scale_and_code_of_a_tensor_is_as_defined)
+{
+	for (uint64_t round = 0; round < 4; round++) {
+		struct tensor tensor;
+		uint64_t seed = (uint64_t)_i * 4 + round;
+		tensor_make(&tensor, seed);
+		tensor_quantize(&tensor);
+		for (uint64_t r = 0; r < tensor.grid[0]; r++)
+			for (uint64_t c = 0; c < tensor.grid[1]; c++)
+				check_block(&tensor, r, c, seed);
+		tensor_release(&tensor);
+	}
+}
+END_TEST
+
+/* ---------------------------------------------------------------- shards */
+#define SHARDS 16
+
+/* What one of SHARDS holds: rows (FSDP), columns (row-parallel), or a flat range (ZeRO-3), which
+ * is the tail of a row, whole rows, and the head of a row. */
+static uint32_t cut_shard(const struct tensor *tensor, uint32_t cut, uint64_t shard,
+			  struct part parts[3])
+{
+	uint64_t all = cut == 0	  ? tensor->rows
+		       : cut == 1 ? tensor->columns
+				  : tensor->rows * tensor->columns;
+	uint64_t from = all * shard / SHARDS, to = all * (shard + 1) / SHARDS;
+	uint32_t count = 0;
+	if (cut == 0)
+		parts[count++] = (struct part){from, 0, to - from, tensor->columns};
+	if (cut == 1)
+		parts[count++] = (struct part){0, from, tensor->rows, to - from};
+	while (cut == 2 && from < to) {
+		uint64_t row = from / tensor->columns, column = from % tensor->columns;
+		uint64_t rows = column == 0 ? MAX((to - from) / tensor->columns, 1) : 1;
+		uint64_t columns = MIN(tensor->columns - column, to - from);
+		parts[count++] = (struct part){row, column, rows, columns};
+		from += rows * columns;
+	}
+	return count;
+}
+
+static void raise_all(uint32_t *table, const uint32_t *partial, uint64_t entries)
+{
+	convert_move(&(struct move){.kind = MOVE_RAISE,
+				    .src = partial,
+				    .dst = table,
+				    .dim_count = 1,
+				    .extent = {entries},
+				    .src_stride = {4},
+				    .dst_stride = {4},
+				    .from = WS_U32,
+				    .to = WS_U32});
+}
+
+START_TEST(sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole)
+{
+	struct tensor whole, cut;
+	struct part parts[3];
+	uint64_t seed = (uint64_t)_i;
+	tensor_make(&whole, seed);
+	tensor_make(&cut, seed);
+	tensor_quantize(&whole);
+	uint64_t entries = whole.grid[0] * whole.grid[1];
+	uint32_t *partial = mem_alloc(SHARDS * entries * 4);
+	ck_assert_ptr_nonnull(partial);
+	memset(partial, 0, SHARDS * entries * 4);
+	for (uint64_t shard = 0; shard < SHARDS; shard++) {
+		uint32_t count = cut_shard(&cut, (uint32_t)_i % 3, shard, parts);
+		for (uint32_t k = 0; k < count; k++)
+			move_part(&cut, MOVE_MAXIMA, &parts[k], partial + shard * entries);
+	}
+	/* Some hear of the others before, some after these have been raised themselves. */
+	for (uint64_t shard = 0; shard < SHARDS; shard++)
+		for (uint64_t other = 0; other < SHARDS; other++)
+			raise_all(partial + shard * entries,
+				  partial + (shard * 7 + other) % SHARDS * entries, entries);
+	for (uint64_t shard = 0; shard < SHARDS; shard++) {
+		uint32_t *table = partial + shard * entries;
+		uint32_t count = cut_shard(&cut, (uint32_t)_i % 3, shard, parts);
+		ck_assert_mem_eq(table, whole.table, entries * 4);
+		for (uint32_t k = 0; k < count; k++)
+			move_part(&cut, MOVE_QUANTIZE, &parts[k], table);
+		move_scales(&cut, table);
+		ck_assert_mem_eq(cut.scales, whole.scales,
+				 entries * ws_dtype_bytes(whole.quant.scale));
+	}
+	ck_assert_mem_eq(cut.codes, whole.codes, whole.rows * whole.columns);
+	mem_free(partial);
+	tensor_release(&whole);
+	tensor_release(&cut);
+}
+END_TEST
+
+/* ---------------------------------------------------------------- the rest */
+START_TEST(rounding_and_flushing_of_the_program_around_do_not_matter)
+{
+	static const uint8_t canary = 0x5a;
+	for (uint64_t seed = 0; seed < 40; seed++) {
+		struct tensor calm, rough;
+		tensor_make(&calm, seed);
+		tensor_make(&rough, seed);
+		memset(rough.codes, canary, rough.rows * rough.columns);
+		tensor_quantize(&calm);
+		ck_assert_int_eq(fesetround(FE_UPWARD), 0);
+#ifdef __x86_64__
+		_mm_setcsr(_mm_getcsr() | 0x8040); /* flush to zero, denormals are zeros */
+		unsigned csr = _mm_getcsr() & 0xffc0u;
+#endif
+		tensor_quantize(&rough);
+		ck_assert_int_eq(fegetround(), FE_UPWARD);
+#ifdef __x86_64__
+		ck_assert_uint_eq(_mm_getcsr() & 0xffc0u, csr);
+#endif
+		fesetenv(FE_DFL_ENV);
+		ck_assert_mem_eq(calm.codes, rough.codes, calm.rows * calm.columns);
+		ck_assert_mem_eq(calm.scales, rough.scales,
+				 calm.grid[0] * calm.grid[1] * ws_dtype_bytes(calm.quant.scale));
+		tensor_release(&calm);
+		tensor_release(&rough);
+	}
+}
+END_TEST
+
+START_TEST(what_is_no_quantization_is_refused)
+{
+	struct quant quant = {.code = WS_F8_E4M3, .scale = WS_F32, .eps = 1e-4F};
+	struct blocks blocks = {.quant = &quant};
+	struct move move = {.kind = MOVE_QUANTIZE, .from = WS_BF16, .to = WS_F8_E4M3};
+	ck_assert(!convert_can(&move));
+	move.blocks = &blocks;
+	ck_assert(convert_can(&move));
+	move.dim_count = MOVE_DIM_MAX + 1;
+	ck_assert(!convert_can(&move));
+	move.dim_count = 0;
+	move.to = WS_F8_E5M2;
+	ck_assert(!convert_can(&move));
+	move.to = WS_F8_E4M3;
+	quant.eps = -1;
+	ck_assert(!convert_can(&move));
+	quant.eps = NAN;
+	ck_assert(!convert_can(&move));
+	quant.eps = 0;
+	quant.scale = WS_F16;
+	ck_assert(!convert_can(&move));
+	quant.scale = WS_BF16;
+	move.from = WS_F64;
+	ck_assert(!convert_can(&move));
+	move = (struct move){.kind = MOVE_SCALE, .blocks = &blocks, .from = WS_U32, .to = WS_BF16};
+	ck_assert(convert_can(&move));
+	move.to = WS_F32;
+	ck_assert(!convert_can(&move));
+	move.kind = MOVE_RAISE;
+	ck_assert(!convert_can(&move));
+	move.to = WS_U32;
+	ck_assert(convert_can(&move));
+	move = (struct move){
+		.kind = MOVE_DEQUANTIZE, .blocks = &blocks, .from = WS_F8_E4M3, .to = WS_F8_E4M3};
+	ck_assert(!convert_can(&move));
+}
+END_TEST
+
+/* ---------------------------------------------------------------- for the reference */
+static void write_file(const char *folder, uint64_t seed, const char *kind, const void *bytes,
+		       size_t count)
+{
+	char path[512];
+	snprintf(path, sizeof(path), "%s/%llu.%s", folder, (unsigned long long)seed, kind);
+	FILE *file = fopen(path, "wb");
+	ck_assert_msg(file != NULL, "%s", path);
+	ck_assert_uint_eq(fwrite(bytes, 1, count, file), count);
+	ck_assert_int_eq(fclose(file), 0);
+}
+
+/* Into bf16. */
+static void tensor_dequantize(struct tensor *tensor, uint16_t *values)
+{
+	struct blocks blocks = {.quant = &tensor->quant,
+				.table = tensor->scales,
+				.each = {tensor->block[0], tensor->block[1]},
+				.stride = {(int64_t)tensor->grid[1], 1}};
+	convert_move(&(struct move){
+		.kind = MOVE_DEQUANTIZE,
+		.blocks = &blocks,
+		.src = tensor->codes,
+		.dst = values,
+		.dim_count = 2,
+		.extent = {tensor->rows, tensor->columns},
+		.src_stride = {(int64_t)tensor->columns, 1},
+		.dst_stride = {(int64_t)tensor->columns * 2, 2},
+		.from = tensor->quant.code,
+		.to = WS_BF16,
+	});
+}
+
+START_TEST(tensors_and_what_became_of_them_are_written)
+{
+	const char *folder = getenv("WS_CONVERT_OUT");
+	char path[512];
+	snprintf(path, sizeof(path), "%s/tensors.txt", folder);
+	FILE *list = fopen(path, "w");
+	ck_assert_msg(list != NULL, "%s", path);
+	for (uint64_t seed = 0; seed < 300; seed++) {
+		struct tensor tensor;
+		tensor_make(&tensor, seed);
+		uint64_t count = tensor.rows * tensor.columns;
+		uint64_t entries = tensor.grid[0] * tensor.grid[1];
+		uint16_t *values = mem_alloc(count * 2);
+		ck_assert_ptr_nonnull(values);
+		const struct quant *quant = &tensor.quant;
+		tensor_quantize(&tensor);
+		tensor_dequantize(&tensor, values);
+		fprintf(list, "%llu %s %llu %llu %llu %llu %s %s %08x %d %d\n",
+			(unsigned long long)seed, ws_dtype_name(tensor.dtype),
+			(unsigned long long)tensor.rows, (unsigned long long)tensor.columns,
+			(unsigned long long)tensor.block[0], (unsigned long long)tensor.block[1],
+			ws_dtype_name(quant->code), ws_dtype_name(quant->scale),
+			bits_of(quant->eps), quant->pow2, quant->reciprocal);
+		write_file(folder, seed, "floats", tensor.floats,
+			   count * ws_dtype_bytes(tensor.dtype));
+		write_file(folder, seed, "scales", tensor.scales,
+			   entries * ws_dtype_bytes(quant->scale));
+		write_file(folder, seed, "codes", tensor.codes, count);
+		write_file(folder, seed, "values", values, count * 2);
+		mem_free(values);
+		tensor_release(&tensor);
+	}
+	ck_assert_int_eq(fclose(list), 0);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *s = suite_create("quantization");
+	TCase *tcase = tcase_create("definition");
+	tcase_set_timeout(tcase, 120);
+	if (getenv("WS_CONVERT_OUT") != NULL) {
+		tcase_add_test(tcase, tensors_and_what_became_of_them_are_written);
+		suite_add_tcase(s, tcase);
+		return s;
+	}
+	tcase_add_loop_test(tcase, a_code_is_the_nearest_value_and_of_two_the_even_one, 0, 2);
+	tcase_add_test(tcase, a_scale_is_as_defined);
+	tcase_add_test(tcase, a_value_is_its_code_times_its_scale);
+	tcase_add_loop_test(tcase, every_scale_and_code_of_a_tensor_is_as_defined, 0, 20);
+	tcase_add_loop_test(tcase, sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole, 0,
+			    60);
+	tcase_add_test(tcase, rounding_and_flushing_of_the_program_around_do_not_matter);
+	tcase_add_test(tcase, what_is_no_quantization_is_refused);
+	suite_add_tcase(s, tcase);
+	return s;
+}
