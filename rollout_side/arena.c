@@ -9,17 +9,53 @@
 
 #include "rollout_side/rollout_internal.h"
 
+#define COPY_BATCH	64u
+#define COPY_OUT_MS	60000u		    /* on a GPU, until it is taken for stuck */
 #define WINDOW_ELEMENTS (UINT64_C(8) << 20) /* looked at at once for padding: 1 MiB of bits */
 
 /* ---------------------------------------------------------------- memory */
 
+/* All params of a rank lie in one place: that of the first which has bytes. */
+static int own_place(const struct description *own, struct ws_memory *place_out,
+		     struct ws_error *err)
+{
+	const struct ws_memory *first = NULL;
+	char here[16], there[16];
+
+	*place_out = (struct ws_memory){.place = WS_HOST};
+	for (uint32_t i = 0; i < own->params.count; i++) {
+		const struct ws_memory *memory = &own->memories[i];
+		if (memory->bytes == 0)
+			continue;
+		if (first == NULL) {
+			first = memory;
+			place_out->place = memory->place;
+			place_out->device = memory->device;
+		} else if (memory->place != first->place || memory->device != first->device) {
+			return ws_fail(err, -ENOTSUP,
+				       "param '%s' lies on %s, others on %s: all params of a rank "
+				       "must lie in one place",
+				       own->params.params[i].name, memory_place(memory, here),
+				       memory_place(first, there));
+		}
+	}
+	return 0;
+}
+
 int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
+	struct ws_memory place;
+
 	for (uint32_t i = 0; i < rollout->own.params.count; i++)
 		rollout->own.targets[i] = rollout->own.memories[i];
-	if (rollout->inplace || rollout->own.params.arena_bytes == 0)
-		return 0;
-	int rc = ws_memory_alloc(&rollout->spare, rollout->own.params.arena_bytes, err);
+	int rc = own_place(&rollout->own, &place, err);
+	if (rc != 0 || rollout->inplace || rollout->own.params.arena_bytes == 0)
+		return rc;
+	rollout->spare = place;
+	if (place.place == WS_CUDA)
+		rc = cuda_queue_open(&rollout->queue, place.device, err);
+	if (rc == 0)
+		rc = ws_memory_alloc(&rollout->spare, rollout->own.params.arena_bytes, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "%s's spare memory for %llu bytes of weights",
 				  rollout->name, (unsigned long long)rollout->own.params.bytes);
@@ -28,6 +64,8 @@ int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 		rollout->own.targets[i] = (struct ws_memory){
 			.base = (uint8_t *)rollout->spare.base + param->arena_offset,
 			.bytes = param->bytes,
+			.place = place.place,
+			.device = place.device,
 		};
 	}
 	return 0;
@@ -57,13 +95,18 @@ void landing_drop(struct ws_rollout *rollout, const struct description *before)
 		if (before->params.params[i].bytes > 0)
 			engine_region_drop(rollout->engine, before->places[i].region);
 	rollout->landing_registered = false;
+	cuda_queue_close(&rollout->queue);
 	ws_memory_free(&rollout->spare);
 }
 
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 {
-	int rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,
-			    rollout->wire.ring_bytes, err);
+	/* What is unpacked lies where it is unpacked to. */
+	int rc = rollout->ring.bytes == 0 ? own_place(&rollout->own, &rollout->ring, err) : 0;
+
+	if (rc == 0)
+		rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,
+				rollout->wire.ring_bytes, err);
 
 	return rc != 0 ? ws_fail_in(err, rc, "%s's receive ring", rollout->name) : 0;
 }
@@ -71,17 +114,53 @@ int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 void landing_close(struct ws_rollout *rollout)
 {
 	ws_memory_free(&rollout->ring);
+	cuda_queue_close(&rollout->queue);
 	ws_memory_free(&rollout->spare);
 }
 
-void landing_copy_out(struct ws_rollout *rollout)
+/* By as few launches as it takes, and then it is waited for. */
+static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
+{
+	struct cuda_queue *queue = &rollout->queue;
+	struct cuda_copy copies[COPY_BATCH];
+	uint64_t until = deadline_in_ms(COPY_OUT_MS), mark;
+	uint32_t count = 0;
+	int rc = 0, passed = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
+		copies[count++] = (struct cuda_copy){.to = rollout->own.memories[i].base,
+						     .from = rollout->own.targets[i].base,
+						     .bytes = rollout->own.memories[i].bytes};
+		if (count == COPY_BATCH || i + 1 == rollout->own.params.count) {
+			rc = cuda_queue_copy(queue, copies, count);
+			count = 0;
+		}
+	}
+	if (rc == 0)
+		rc = cuda_queue_mark(queue, &mark);
+	while (rc == 0 && passed == 0 && clock_ns() < until)
+		passed = cuda_queue_passed(queue, mark);
+	if (rc != 0 || passed < 0)
+		return ws_fail(err, -EIO, "%s can't copy its new weights on GPU %d: %s",
+			       rollout->name, queue->device, queue->error.text);
+	if (passed == 0)
+		return ws_fail(err, -ETIMEDOUT,
+			       "%s's GPU %d hasn't copied the new weights in %u ms", rollout->name,
+			       queue->device, COPY_OUT_MS);
+	return 0;
+}
+
+int landing_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 {
 	if (rollout->inplace)
-		return;
+		return 0;
+	if (rollout->spare.place == WS_CUDA)
+		return gpu_copy_out(rollout, err);
 	for (uint32_t i = 0; i < rollout->own.params.count; i++)
 		if (rollout->own.memories[i].bytes > 0)
 			memcpy(rollout->own.memories[i].base, rollout->own.targets[i].base,
 			       rollout->own.memories[i].bytes);
+	return 0;
 }
 
 /* ---------------------------------------------------------------- place rows */
@@ -189,10 +268,12 @@ static void piece_mark(const struct piece *piece, uint64_t *bits, uint64_t windo
 	}
 }
 
-static void window_zero(const struct ws_memory *memory, size_t element, const uint64_t *bits,
-			uint64_t window, uint64_t count)
+static int window_zero(const struct ws_memory *memory, size_t element, const uint64_t *bits,
+		       uint64_t window, uint64_t count, struct ws_error *err)
 {
-	for (uint64_t i = 0; i < count;) {
+	int rc = 0;
+
+	for (uint64_t i = 0; rc == 0 && i < count;) {
 		uint64_t from = i;
 		if (bits[i / 64] == UINT64_MAX && i % 64 == 0) {
 			i += 64;
@@ -201,33 +282,38 @@ static void window_zero(const struct ws_memory *memory, size_t element, const ui
 		while (i < count && (bits[i / 64] >> (i % 64) & 1) == 0)
 			i++;
 		if (i > from)
-			memset((uint8_t *)memory->base + (window + from) * element, 0,
-			       (i - from) * element);
+			rc = memory_zero(memory, (window + from) * element, (i - from) * element,
+					 err);
 		else
 			i++;
 	}
+	return rc;
 }
 
-static void param_padding_zero(const struct param *param, const struct ws_memory *memory,
-			       uint64_t *bits)
+static int param_padding_zero(const struct param *param, const struct ws_memory *memory,
+			      uint64_t *bits, struct ws_error *err)
 {
 	const struct form *form = param->form;
 	size_t element = ws_dtype_bytes(param->dtype);
+	int rc = 0;
 
-	for (uint64_t window = 0; window < form->element_count; window += WINDOW_ELEMENTS) {
+	for (uint64_t window = 0; rc == 0 && window < form->element_count;
+	     window += WINDOW_ELEMENTS) {
 		memset(bits, 0, WINDOW_ELEMENTS / 8);
 		for (uint32_t i = 0; i < form->piece_count; i++)
 			piece_mark(&form->pieces[i], bits, window);
-		window_zero(memory, element, bits, window,
-			    MIN(WINDOW_ELEMENTS, form->element_count - window));
+		rc = window_zero(memory, element, bits, window,
+				 MIN(WINDOW_ELEMENTS, form->element_count - window), err);
 	}
+	return rc;
 }
 
 int padding_zero(struct ws_rollout *rollout, struct ws_error *err)
 {
 	uint64_t *bits = NULL;
+	int rc = 0;
 
-	for (uint32_t i = 0; i < rollout->own.params.count; i++) {
+	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
 		const struct param *param = &rollout->own.params.params[i];
 		if (param->bytes == 0 || param->form->covered_count == param->form->element_count)
 			continue;
@@ -235,10 +321,10 @@ int padding_zero(struct ws_rollout *rollout, struct ws_error *err)
 			bits = mem_alloc(WINDOW_ELEMENTS / 8);
 		if (bits == NULL)
 			return ws_fail(err, -ENOMEM, "no memory to look for padding");
-		param_padding_zero(param, &rollout->own.memories[i], bits);
-		if (rollout->spare.bytes > 0)
-			param_padding_zero(param, &rollout->own.targets[i], bits);
+		rc = param_padding_zero(param, &rollout->own.memories[i], bits, err);
+		if (rc == 0 && rollout->spare.bytes > 0)
+			rc = param_padding_zero(param, &rollout->own.targets[i], bits, err);
 	}
 	mem_free(bits);
-	return 0;
+	return rc;
 }

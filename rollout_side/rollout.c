@@ -170,7 +170,7 @@ int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct w
 		return ws_fail(err, -EINVAL, "param '%s' has %llu bytes on %s, not %llu", param,
 			       (unsigned long long)rollout->own.params.params[index].bytes,
 			       rollout->name, (unsigned long long)memory->bytes);
-	if (memory->place != WS_HOST)
+	if (memory->place == WS_CUDA && !cuda_built_in())
 		return ws_fail(err, -ENOTSUP, "param '%s' lies on a GPU; CUDA isn't built in",
 			       param);
 	/* In place it is registered: elsewhere, and all is registered anew. */

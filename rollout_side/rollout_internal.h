@@ -24,6 +24,7 @@
 #include <stdatomic.h>
 
 #include "lib/base/base.h"
+#include "lib/cuda/cuda.h"
 #include "lib/engine/devices.h"
 #include "lib/engine/engine.h"
 #include "lib/hub/host.h"
@@ -144,7 +145,8 @@ struct ws_rollout {
 	struct ws_rollout_hooks hooks;
 	void *hook_arg;
 	struct description own;
-	struct ws_memory spare; /* owned; double */
+	struct ws_memory spare;	 /* owned; double */
+	struct cuda_queue queue; /* owned; double, on a GPU: copies spare memory out */
 
 	/* shared */
 	struct hook_slot slot;
@@ -248,7 +250,7 @@ void landing_close(struct ws_rollout *rollout);
 /* Zeroes what no canonical tensor covers in the engine's memory. */
 int padding_zero(struct ws_rollout *rollout, struct ws_error *err);
 /* Spare memory into the engine's own. */
-void landing_copy_out(struct ws_rollout *rollout);
+int landing_copy_out(struct ws_rollout *rollout, struct ws_error *err);
 /* Where the params lie that a pair writes to, as few rows as a progression allows. */
 int place_rows(const struct ws_rollout *rollout, const uint64_t *needs, struct arena *arena,
 	       struct place_row **rows_out, uint32_t *count_out);
@@ -261,7 +263,8 @@ int receive_program(struct ws_rollout *rollout, struct ws_error *err);
 bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes);
 
 /* verify.c */
-uint64_t param_digest(const struct ws_rollout *rollout, uint32_t index);
-uint64_t params_digest(const struct ws_rollout *rollout);
+int param_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
+		 struct ws_error *err);
+int params_digest(const struct ws_rollout *rollout, uint64_t *digest_out, struct ws_error *err);
 
 #endif

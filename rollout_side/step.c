@@ -55,12 +55,16 @@ static int run_reload(struct ws_rollout *rollout)
 	/* In place a word may have come without on_begin's caller having stopped: never serve now.
 	 */
 	rollout->serving = false;
-	landing_copy_out(rollout);
-	rollout->whole = true;
+	int rc = landing_copy_out(rollout, &slot->err);
+	rollout->whole = rc == 0;
 	slot->copy_ns = clock_ns() - start;
-	slot->param_digest = rollout->want_digest ? params_digest(rollout) : 0;
+	slot->param_digest = 0;
+	if (rc == 0 && rollout->want_digest)
+		rc = params_digest(rollout, &slot->param_digest, &slot->err);
+	if (rc != 0)
+		return rc;
 	start = clock_ns();
-	int rc = hook_call(rollout, rollout->hooks.on_reload, &slot->err);
+	rc = hook_call(rollout, rollout->hooks.on_reload, &slot->err);
 	slot->reload_ns = clock_ns() - start;
 	if (rc == -EAGAIN)
 		rc = ws_fail(&slot->err, -EIO, "on_reload can't be put off");

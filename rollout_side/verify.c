@@ -5,22 +5,40 @@
 
 #include "rollout_side/rollout_internal.h"
 
-uint64_t param_digest(const struct ws_rollout *rollout, uint32_t index)
+int param_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
+		 struct ws_error *err)
 {
 	const struct ws_memory *memory = &rollout->own.memories[index];
 	const char *name = rollout->own.params.params[index].name;
+	uint64_t seed = digest_bytes(name, strlen(name), 0);
+	void *copy = NULL;
+	int rc = 0;
 
-	return digest_bytes(memory->base, memory->bytes, digest_bytes(name, strlen(name), 0));
+	if (memory->place == WS_CUDA) {
+		copy = mem_alloc(MAX(memory->bytes, (size_t)1));
+		rc = copy == NULL ? ws_fail(err, -ENOMEM, "no memory to hash param '%s' of GPU %d",
+					    name, memory->device)
+				  : memory_read(memory, 0, copy, memory->bytes, err);
+	}
+	if (rc == 0)
+		*digest_out = digest_bytes(copy != NULL ? copy : memory->base, memory->bytes, seed);
+	mem_free(copy);
+	return rc;
 }
 
-uint64_t params_digest(const struct ws_rollout *rollout)
+int params_digest(const struct ws_rollout *rollout, uint64_t *digest_out, struct ws_error *err)
 {
-	uint64_t sum = 0;
+	uint64_t sum = 0, one = 0;
+	int rc = 0;
 
-	for (uint32_t i = 0; i < rollout->own.params.count; i++)
-		if (rollout->own.memories[i].bytes > 0)
-			sum ^= param_digest(rollout, i);
-	return sum;
+	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
+		if (rollout->own.memories[i].bytes == 0)
+			continue;
+		rc = param_digest(rollout, i, &one, err);
+		sum ^= one;
+	}
+	*digest_out = sum;
+	return rc;
 }
 
 int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
@@ -36,6 +54,5 @@ int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t
 	if (!rollout->whole)
 		return ws_fail(err, -EAGAIN, "%s's memory is being written; ask when it is live",
 			       rollout->name);
-	*digest_out = param_digest(rollout, index);
-	return 0;
+	return param_digest(rollout, index, digest_out, err);
 }

@@ -5,6 +5,8 @@
 #include "lib/cuda/cuda.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <string.h>
 
 #define PAGE_BYTES 4096
 
@@ -84,4 +86,53 @@ const char *cuda_kind_name(enum cuda_kind kind)
 		return "managed memory";
 	}
 	return "memory of an unknown kind";
+}
+
+int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
+		struct ws_error *err)
+{
+	uint8_t *at = (uint8_t *)memory->base + offset;
+	int before = -1;
+
+	if (memory->place == WS_HOST) {
+		memset(at, 0, bytes);
+		return 0;
+	}
+	before = cuda_current();
+	int rc = cuda_use(memory->device, err);
+	if (rc == 0)
+		rc = cuda_fill(at, 0, bytes, NULL, err);
+	if (rc == 0)
+		rc = cuda_stream_wait(NULL, err);
+	device_leave(before);
+	return rc;
+}
+
+int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint64_t bytes,
+		struct ws_error *err)
+{
+	const uint8_t *at = (const uint8_t *)memory->base + offset;
+	int before = -1;
+
+	if (memory->place == WS_HOST) {
+		memcpy(to, at, bytes);
+		return 0;
+	}
+	before = cuda_current();
+	int rc = cuda_use(memory->device, err);
+	if (rc == 0)
+		rc = cuda_copy(to, at, bytes, NULL, err);
+	if (rc == 0)
+		rc = cuda_stream_wait(NULL, err);
+	device_leave(before);
+	return rc;
+}
+
+const char *memory_place(const struct ws_memory *memory, char text_out[16])
+{
+	if (memory->place == WS_HOST)
+		snprintf(text_out, 16, "the host");
+	else
+		snprintf(text_out, 16, "GPU %d", memory->device);
+	return text_out;
 }

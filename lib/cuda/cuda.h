@@ -76,6 +76,17 @@ int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_o
 int cuda_launched(const char *doing, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
+ * cuda.c: the host's memory and a GPU's alike.  Both wait: not for the data path.  The caller's
+ * current GPU stays what it was.  -EIO.
+ */
+int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
+		struct ws_error *err);
+int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint64_t bytes,
+		struct ws_error *err);
+/* "GPU 1", "the host" */
+const char *memory_place(const struct ws_memory *memory, char text_out[16]);
+
+/* ------------------------------------------------------------------------------------------
  * share.c.  Threads: any; the caller's current GPU stays what it was.
  */
 /* What CUDA knows of an address. */

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/cuda/cuda.h"
 #include "lib/engine/devices.h"
 
 #define GAP_BYTES_MAX 4095u
@@ -310,6 +311,10 @@ static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 	if (region->place != next->place || region->device != next->device ||
 	    (uintptr_t)next->base > end + GAP_BYTES_MAX)
 		return false;
+	/* What a GPU's memory is shared or registered by is its allocation. */
+	if (region->place == WS_CUDA &&
+	    cuda_range_of(region->base).base != cuda_range_of(next->base).base)
+		return false;
 	uintptr_t next_end = (uintptr_t)next->base + next->bytes;
 	region->bytes = MAX(end, next_end) - (uintptr_t)region->base;
 	return true;
@@ -356,7 +361,9 @@ int memory_fit(struct engine *engine, struct ws_memory *memory, uint32_t *region
 		engine_region_drop(engine, *region);
 	*region = UINT32_MAX;
 	if (memory->bytes < bytes) {
+		struct ws_memory place = {.place = memory->place, .device = memory->device};
 		ws_memory_free(memory);
+		*memory = place;
 		int rc = ws_memory_alloc(memory, bytes, err);
 		if (rc != 0)
 			return rc;
