@@ -81,6 +81,7 @@ struct scheme {
 	float eps;
 	bool pow2, reciprocal;
 	const char *suffix; /* of a canonical scale's name */
+	double values[128]; /* of the codes without a sign */
 };
 
 /* The scheme that the spot's param has in "q". */

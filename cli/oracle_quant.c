@@ -14,6 +14,73 @@
 
 #define CODE_NAN 0x7f
 
+/* ---------------------------------------------------------------- values */
+
+static uint32_t bits_of(float value)
+{
+	uint32_t bits;
+	memcpy(&bits, &value, sizeof(bits));
+	return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+	float value;
+	memcpy(&value, &bits, sizeof(value));
+	return value;
+}
+
+/* Of f32, bf16 or f16 bits; every one of them is an f32. */
+static float value_of(enum ws_dtype dtype, uint32_t bits)
+{
+	if (dtype != WS_F16)
+		return float_of(dtype == WS_BF16 ? bits << 16 : bits);
+	int exponent = (int)(bits >> 10 & 0x1f), part = (int)(bits & 0x3ff);
+	float value = exponent == 0    ? ldexpf((float)part, -24)
+		      : exponent == 31 ? (part == 0 ? INFINITY : NAN)
+				       : ldexpf((float)(part + 1024), exponent - 25);
+	return (bits & 0x8000) != 0 ? -value : value;
+}
+
+/* Of a code without its sign. */
+static double code_value(enum ws_dtype dtype, uint32_t code)
+{
+	int fraction = dtype == WS_F8_E4M3 ? 3 : 2, bias = dtype == WS_F8_E4M3 ? 7 : 15;
+	int exponent = (int)code >> fraction, part = (int)code & ((1 << fraction) - 1);
+
+	return exponent == 0 ? ldexp(part, 1 - bias - fraction)
+			     : ldexp(part + (1 << fraction), exponent - bias - fraction);
+}
+
+static uint32_t code_largest(enum ws_dtype dtype)
+{
+	return dtype == WS_F8_E4M3 ? 0x7e : 0x7b;
+}
+
+/* The code whose value is nearest; of two the even one; beyond the largest, the largest. */
+static uint8_t code_nearest(const struct scheme *scheme, double value)
+{
+	const double *values = scheme->values;
+	uint32_t low = 0, high = code_largest(scheme->code);
+	uint8_t sign = signbit(value) ? 0x80 : 0;
+
+	if (isnan(value))
+		return CODE_NAN;
+	value = fabs(value);
+	if (value >= values[high])
+		return (uint8_t)(sign | high);
+	while (high - low > 1) {
+		uint32_t middle = (low + high) / 2;
+		if (values[middle] <= value)
+			low = middle;
+		else
+			high = middle;
+	}
+	double up = values[high] - value, down = value - values[low];
+	bool is_high = up < down || (up == down && high % 2 == 0);
+	return (uint8_t)(sign | (is_high ? high : low));
+}
+
 /* ---------------------------------------------------------------- the scheme */
 
 int oracle_find(const struct spot *spot, struct scheme *scheme_out, struct ws_error *err)
@@ -31,6 +98,8 @@ int oracle_find(const struct spot *spot, struct scheme *scheme_out, struct ws_er
 		.pow2 = json_true(json, "pow2"),
 		.reciprocal = json_true(json, "recip"),
 	};
+	for (uint32_t code = 0; code <= code_largest(scheme_out->code); code++)
+		scheme_out->values[code] = code_value(scheme_out->code, code);
 	scheme_out->suffix =
 		json_text(json, "suffix", strcmp(kind, "block") == 0 ? "_scale_inv" : "_scale");
 	if (strcmp(kind, "channel") == 0)
@@ -65,79 +134,7 @@ uint64_t oracle_block(const struct scheme *scheme, const struct tree *leaf, uint
 	return block;
 }
 
-/* ---------------------------------------------------------------- values */
-
-/* Of f32, bf16 or f16 bits; every one of them is a double. */
-static double value_of(enum ws_dtype dtype, uint32_t bits)
-{
-	int fraction = dtype == WS_F32 ? 23 : dtype == WS_BF16 ? 7 : 10;
-	int width = dtype == WS_F32 ? 31 : 15;
-	int exponents = (1 << (width - fraction)) - 1;
-	int exponent = (int)(bits >> fraction) & exponents;
-	double part = (double)(bits & ((1u << fraction) - 1)), value;
-
-	if (exponent == exponents)
-		value = part == 0 ? (double)INFINITY : (double)NAN;
-	else if (exponent == 0)
-		value = ldexp(part, 1 - exponents / 2 - fraction);
-	else
-		value = ldexp(part + ldexp(1, fraction), exponent - exponents / 2 - fraction);
-	return (bits >> width & 1) != 0 ? -value : value;
-}
-
-/* Of a code without its sign. */
-static double code_value(enum ws_dtype dtype, uint32_t code)
-{
-	int fraction = dtype == WS_F8_E4M3 ? 3 : 2, bias = dtype == WS_F8_E4M3 ? 7 : 15;
-	int exponent = (int)code >> fraction, part = (int)code & ((1 << fraction) - 1);
-
-	return exponent == 0 ? ldexp(part, 1 - bias - fraction)
-			     : ldexp(part + (1 << fraction), exponent - bias - fraction);
-}
-
-static uint32_t code_largest(enum ws_dtype dtype)
-{
-	return dtype == WS_F8_E4M3 ? 0x7e : 0x7b;
-}
-
-/* The code whose value is nearest; of two the even one; beyond the largest, the largest. */
-static uint8_t code_nearest(enum ws_dtype dtype, double value)
-{
-	uint32_t low = 0, high = code_largest(dtype);
-	uint8_t sign = signbit(value) ? 0x80 : 0;
-
-	if (isnan(value))
-		return CODE_NAN;
-	value = fabs(value);
-	if (value >= code_value(dtype, high))
-		return (uint8_t)(sign | high);
-	while (high - low > 1) {
-		uint32_t middle = (low + high) / 2;
-		if (code_value(dtype, middle) <= value)
-			low = middle;
-		else
-			high = middle;
-	}
-	double up = code_value(dtype, high) - value, down = value - code_value(dtype, low);
-	bool is_high = up < down || (up == down && high % 2 == 0);
-	return (uint8_t)(sign | (is_high ? high : low));
-}
-
 /* ---------------------------------------------------------------- scales */
-
-static uint32_t bits_of(float value)
-{
-	uint32_t bits;
-	memcpy(&bits, &value, sizeof(bits));
-	return bits;
-}
-
-static float float_of(uint32_t bits)
-{
-	float value;
-	memcpy(&value, &bits, sizeof(value));
-	return value;
-}
 
 /* The smallest power of two that isn't below. */
 static float power_above(float value)
@@ -177,14 +174,14 @@ static float scale_of(const struct scheme *scheme, double maximum)
 {
 	if (isnan(maximum))
 		return NAN;
-	double most = code_value(scheme->code, code_largest(scheme->code));
+	double most = scheme->values[code_largest(scheme->code)];
 	float scale = (float)(fmax(maximum, (double)scheme->eps) / most);
 	if (scheme->pow2 || scheme->scale == WS_F8_E8M0)
 		scale = power_above(scale);
 	return scale_value(scheme, oracle_scale_bits(scheme, scale));
 }
 
-static double leaf_value(const struct tree *leaf, uint64_t element, uint64_t version)
+static float leaf_value(const struct tree *leaf, uint64_t element, uint64_t version)
 {
 	size_t each = ws_dtype_bytes(leaf->trained);
 	uint32_t bits = 0;
@@ -210,7 +207,7 @@ int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t versi
 	}
 	for (uint64_t i = 0; i < elements; i++) {
 		double *most = &maxima[oracle_block(scheme, leaf, i)];
-		double value = fabs(leaf_value(leaf, i, version));
+		double value = fabs((double)leaf_value(leaf, i, version));
 		if (isnan(value) || value > *most)
 			*most = value;
 	}
@@ -223,7 +220,7 @@ int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t versi
 uint8_t oracle_code(const struct scheme *scheme, const struct tree *leaf, uint64_t element,
 		    uint64_t version)
 {
-	double value = leaf_value(leaf, element, version);
+	double value = (double)leaf_value(leaf, element, version);
 	float scale = leaf->scales[oracle_block(scheme, leaf, element)];
 
 	if (scale == 0)
@@ -232,5 +229,5 @@ uint8_t oracle_code(const struct scheme *scheme, const struct tree *leaf, uint64
 		value *= (double)(float)(1 / (double)scale);
 	else
 		value /= (double)scale;
-	return code_nearest(scheme->code, (double)(float)value);
+	return code_nearest(scheme, (double)(float)value);
 }
