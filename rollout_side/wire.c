@@ -10,8 +10,7 @@
 
 #include "rollout_side/rollout_internal.h"
 
-#define FENCE_NS   UINT64_C(10000000000) /* then peers that don't answer are given up */
-#define GIVE_UP_NS UINT64_C(200000000)	 /* what that takes */
+#define FENCE_NS UINT64_C(10000000000) /* then peers that don't answer are given up */
 
 /* The hub puts my name in front.  Inputs that can't be planned end the run; a wiring that fails
  * otherwise ends the first one, later ones go on without this member. */
@@ -378,33 +377,11 @@ void rollout_wire_step(struct ws_rollout *rollout)
 
 /* ---------------------------------------------------------------- the end */
 
-/* Peers are given up at until_ns, the fence a little later; false: it isn't done. */
-static bool peers_close(struct ws_rollout *rollout, uint64_t until_ns)
-{
-	struct engine_event dropped[16];
-	struct ws_error err;
-	bool closed;
-	int rc;
-
-	while ((rc = engine_fence(rollout->engine, &closed, &err)) == -EAGAIN) {
-		uint64_t now = clock_ns();
-		if (now >= until_ns + GIVE_UP_NS)
-			return false;
-		if (now >= until_ns)
-			engine_peers_abandon(rollout->engine);
-		(void)engine_step(rollout->engine, dropped, (int)ARRAY_SIZE(dropped));
-		engine_wait(rollout->engine, -1, -1, now + 5000000u);
-	}
-	return rc == 0;
-}
-
 void rollout_wire_close(struct ws_rollout *rollout, uint64_t until_ns)
 {
 	if (rollout->engine == NULL)
 		return;
-	engine_end(rollout->engine);
-	engine_peers_retire(rollout->engine, NULL, NULL);
-	(void)peers_close(rollout, until_ns);
+	(void)engine_peers_close(rollout->engine, until_ns);
 }
 
 int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err)
@@ -420,7 +397,7 @@ int rollout_wire_suspend(struct ws_rollout *rollout, struct ws_error *err)
 	engine_peers_retire(rollout->engine, NULL, NULL);
 	pairs_forget(wire);
 	wire->state = WIRE_NONE;
-	if (under_way && !peers_close(rollout, clock_ns()))
+	if (under_way && !engine_peers_close(rollout->engine, clock_ns()))
 		return ws_fail(err, -EAGAIN,
 			       "writes of an update that was aborted may still come to %s",
 			       rollout->name);

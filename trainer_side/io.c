@@ -24,8 +24,10 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 {
 	switch (event->kind) {
 	case MEMBER_NOTHING:
-	case MEMBER_QUIET:
 	case MEMBER_NEXT_GONE:
+		break;
+	case MEMBER_QUIET:
+		trainer_wire_quiet(trainer, event->generation);
 		break;
 	case MEMBER_REPLICAS:
 		/* At once: a roster may follow, which knows other replicas. */
@@ -39,7 +41,7 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 		trainer_wire_roster(trainer, event);
 		break;
 	case MEMBER_PAIR:
-		trainer_wire_answer(trainer, event);
+		trainer_wire_pair(trainer, event);
 		break;
 	case MEMBER_ALL_WIRED:
 		trainer->all_wired = true;
@@ -124,6 +126,9 @@ static uint32_t member_of_peer(const struct ws_trainer *trainer, const struct en
 	for (uint32_t i = 0; i < trainer->wire.pair_count; i++)
 		if (peer != NULL && trainer->wire.pairs[i].peer == peer)
 			return trainer->wire.pairs[i].member;
+	for (uint32_t i = 0; i < trainer->wire.source_count; i++)
+		if (peer != NULL && trainer->wire.sources[i].peer == peer)
+			return trainer->wire.sources[i].member;
 	return UINT32_MAX;
 }
 
@@ -146,8 +151,9 @@ static void op_failed(struct ws_trainer *trainer, const struct engine_event *eve
 	if (push->state != PUSH_JOINED || wire->state != WIRE_WIRED)
 		return;
 	ws_fail(&why, event->status == -EPROTO ? -EPROTO : -EIO,
-		"the write of param '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
+		"the write of %sparam '%s' (bucket '%s', version %llu) to %s by NIC '%s' "
 		"failed: %s",
+		about < trainer->world ? "maxima of " : "",
 		send == UINT32_MAX ? "?" : trainer->params.params[wire->send_param[send]].name,
 		send == UINT32_MAX
 			? "?"
@@ -171,6 +177,42 @@ static void attempt_fail(struct ws_trainer *trainer, const struct ws_error *why)
 				   UINT32_MAX, why);
 }
 
+/* A write nobody expected: my tables may be wrong, so nothing that was made with them may count. */
+static void stray_take(struct ws_trainer *trainer, const struct engine_event *event)
+{
+	uint32_t from = member_of_peer(trainer, event->peer);
+	char name[MEMBER_NAME_BYTES_MAX];
+	struct ws_error why;
+
+	ws_fail(&why, -EPROTO,
+		"fence broken: a write came %s, from %s by NIC '%s' (immediate %08x, attempt "
+		"%llu)",
+		engine_stray_text(event->stray),
+		from == UINT32_MAX ? "an unknown member"
+				   : trainer_wire_member_name(trainer, from, name),
+		nic_name(trainer, event->nic), event->imm,
+		(unsigned long long)trainer->push.attempt);
+	attempt_fail(trainer, &why);
+}
+
+static void digest_wrong(struct ws_trainer *trainer, const struct engine_event *event)
+{
+	const struct source *source = source_of_receive(trainer, event->receive);
+	uint32_t bucket = trainer->wire.program.receives[event->receive].tag;
+	char name[MEMBER_NAME_BYTES_MAX];
+	struct ws_error why;
+
+	ws_fail(&why, -EIO,
+		"maxima of bucket '%s' from %s changed on the way (digest %016llx, expected "
+		"%016llx, version %llu)",
+		plan_bucket_name(trainer->source.plan, bucket),
+		trainer_wire_member_name(trainer, source != NULL ? source->member : UINT32_MAX,
+					 name),
+		(unsigned long long)event->got, (unsigned long long)event->want,
+		(unsigned long long)trainer->push.version);
+	attempt_fail(trainer, &why);
+}
+
 static void engine_event_take(struct ws_trainer *trainer, const struct engine_event *event)
 {
 	struct ws_error why;
@@ -183,10 +225,7 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 		op_failed(trainer, event);
 		break;
 	case ENGINE_STRAY:
-		ws_fail(&why, -EPROTO,
-			"fence broken: a credit came that nobody owes (immediate %08x, NIC '%s')",
-			event->imm, nic_name(trainer, event->nic));
-		attempt_fail(trainer, &why);
+		stray_take(trainer, event);
 		break;
 	case ENGINE_NIC_LOST:
 		/* What was sent isn't touched by it. */
@@ -195,9 +234,11 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 		if (!trainer->push.sent)
 			attempt_fail(trainer, &why);
 		break;
-	case ENGINE_RECEIVE_DONE:
 	case ENGINE_DIGEST_WRONG:
-		break; /* a trainer receives nothing */
+		digest_wrong(trainer, event);
+		break;
+	case ENGINE_RECEIVE_DONE:
+		break; /* it has raised my tables and opened a gate: the engine goes on */
 	}
 }
 

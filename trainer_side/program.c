@@ -110,7 +110,7 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 	return 0;
 }
 
-/* ---------------------------------------------------------------- digests, credits */
+/* ---------------------------------------------------------------- digests */
 
 static int digests_make(struct ws_trainer *trainer, const struct send *sends, uint32_t send_count,
 			struct ws_error *err)
@@ -139,25 +139,6 @@ static int digests_make(struct ws_trainer *trainer, const struct send *sends, ui
 		digests[sends[i].counter].send_count++;
 	wire->program.digests = digests;
 	wire->program.digest_count = count;
-	return 0;
-}
-
-/* All credits of all pairs are consecutive op ids of mine: one range. */
-static int credits_make(struct wire *wire, struct ws_error *err)
-{
-	uint64_t count = 0;
-
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		count += wire->pairs[i].plan->credit_count;
-	if (count == 0)
-		return 0;
-	struct op_range *range = arena_alloc(&wire->arena, sizeof(*range));
-	if (range == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for credits");
-	*range = (struct op_range){.count = (uint32_t)count, .receive = OP_IS_CREDIT};
-	wire->program.ranges = range;
-	wire->program.range_count = 1;
-	wire->program.op_id_count = (uint32_t)count;
 	return 0;
 }
 
@@ -192,5 +173,5 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 	wire->program.sends = sends;
 	wire->program.send_count = count;
 	rc = digests_make(trainer, sends, count, err);
-	return rc != 0 ? rc : credits_make(wire, err);
+	return rc != 0 ? rc : receives_program(trainer, err);
 }

@@ -15,6 +15,8 @@
 #include "trainer_side/report.h"
 #include "trainer_side/trainer_internal.h"
 
+#define WAITS_NS ((uint64_t)HUB_BEAT_MS * 1000000u) /* what is waited for is looked at as often */
+
 /* ---------------------------------------------------------------- going on */
 
 static void say(struct ws_trainer *trainer, bool wanted)
@@ -79,6 +81,9 @@ static void join(struct ws_trainer *trainer)
 	}
 	push->sent = wire->program.send_count == 0;
 	say(trainer, true);
+	/* Whoever writes to me may from now on; without a body nothing fails. */
+	if (wire->source_count > 0)
+		(void)member_say_ready(trainer->member, push->attempt, NULL, 0, NULL);
 	for (uint32_t i = 0; i < wire->pair_count; i++)
 		if (wire->pairs[i].ready_attempt == push->attempt) {
 			engine_peer_ready(trainer->engine, wire->pairs[i].peer);
@@ -92,9 +97,11 @@ void push_begun(struct ws_trainer *trainer)
 		join(trainer);
 }
 
-/* The body names a buffer set; there is one. */
-static bool ready_body_fits(const struct member_event *event)
+/* A rollout's body names a buffer set; there is one. */
+static bool ready_body_fits(const struct ws_trainer *trainer, const struct member_event *event)
 {
+	if (event->from < trainer->world)
+		return event->body_bytes == 0;
 	struct reader body = reader_make(event->body, event->body_bytes);
 
 	return read_u32(&body) == 0 && reader_done(&body);
@@ -109,7 +116,7 @@ void push_ready(struct ws_trainer *trainer, const struct member_event *event)
 
 	if (event->from >= wire->member_count || wire->pair_of_member[event->from] == UINT32_MAX)
 		return;
-	if (!ready_body_fits(event)) {
+	if (!ready_body_fits(trainer, event)) {
 		ws_fail(&err, -EPROTO, "can't read the ready of %s",
 			trainer_wire_member_name(trainer, event->from, name));
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, event->attempt, event->from,
@@ -392,12 +399,35 @@ void push_begin(struct ws_trainer *trainer, uint64_t version, uint64_t deadline_
 	}
 }
 
+/* What I wait for of other trainers, for the sentence of a deadline. */
+static void waits_say(struct ws_trainer *trainer)
+{
+	const struct push *push = &trainer->push;
+	const struct wire *wire = &trainer->wire;
+	char waits[MEMBER_WAITS_BYTES] = "", name[MEMBER_NAME_BYTES_MAX];
+
+	if (wire->source_count == 0 || clock_ns() - trainer->waits_ns < WAITS_NS)
+		return;
+	trainer->waits_ns = clock_ns();
+	bool open = push->state == PUSH_JOINED && !push->sent && !push->other_version &&
+		    wire->state == WIRE_WIRED;
+	for (uint32_t i = 0; open && i < wire->pair_count && waits[0] == 0; i++)
+		if (wire->pairs[i].member < trainer->world &&
+		    wire->pairs[i].ready_attempt != push->attempt)
+			snprintf(waits, sizeof(waits), "has maxima for %s, which isn't ready",
+				 trainer_wire_member_name(trainer, wire->pairs[i].member, name));
+	if (open && waits[0] == 0)
+		(void)sources_missing(trainer, waits, sizeof(waits));
+	member_say_waiting(trainer->member, waits);
+}
+
 void push_step(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
 	struct ws_error why;
 
 	verified_step(trainer);
+	waits_say(trainer);
 	push_look(trainer);
 	if (push->state == PUSH_DOUBT)
 		doubt_step(trainer);

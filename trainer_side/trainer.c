@@ -163,6 +163,7 @@ int ws_trainer_open(struct ws_trainer **trainer_out, const struct ws_trainer_opt
 	struct ws_trainer *trainer = mem_alloc(sizeof(*trainer));
 	if (trainer == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a trainer");
+	trainer->inbox_region = UINT32_MAX;
 	trainer->wake_fd = -1;
 	trainer->reply_fd = -1;
 	rc = parts_open(trainer, options, err);

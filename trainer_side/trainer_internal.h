@@ -7,6 +7,7 @@
  *   push.c     the state of one push (I/O thread)
  *   wire.c     roster -> plan -> peers -> pair frames -> program (I/O thread)
  *   program.c  the plan's copies as the engine's sends; quantize.c: by what weights are quantized
+ *   receive.c  what others write to a trainer: credits, maxima of blocks (I/O thread)
  *   io.c       the I/O thread's loop
  *
  * The caller and the I/O thread share one mailbox: the caller fills `request` and raises `asked`,
@@ -29,6 +30,8 @@
 #include "trainer_side/ws_trainer.h"
 
 #define SLOTS_MAX ((uint32_t)ARRAY_SIZE(((struct pair_frame *)0)->slot_offset))
+
+#define MEMBER_NAME_BYTES_MAX 64
 
 /* The body of a rollout's ready: which buffer set may be written. */
 #define READY_BODY_BYTES 4u
@@ -59,16 +62,35 @@ struct pair {
 	uint64_t ready_attempt; /* the last ready heard */
 };
 
+/* One trainer that writes to me. */
+struct source {
+	uint32_t member;	  /* index in the roster */
+	uint64_t id, incarnation; /* of it */
+	const struct plan_pair *plan;
+	struct engine_peer *peer; /* NULL before its request came */
+	uint32_t op_id_base;	  /* my op ids of its ops begin here */
+	uint32_t receive_base;	  /* its first counter among my receives */
+	uint64_t inbox_offset;	  /* of its stretch */
+	const void *request;	  /* a copy, where it came before the fence was done */
+	uint32_t request_bytes;
+	bool answered;
+};
+
 struct wire {
 	enum wire_state state;
 	uint64_t generation;
 	bool engine_made; /* rules and engine agree, params are registered */
 	bool quiet_said;
+	uint64_t fence_until_ns; /* who can't be heard is given up then */
 	struct rules rules;
 	struct arena arena;	   /* pairs, rows, program; of this generation */
 	struct arena arena_before; /* what the engine still borrows of the one before */
 	struct pair *pairs;
-	uint32_t pair_count, answered_count;
+	struct source *sources;
+	uint32_t pair_count, source_count;
+	uint32_t answered_count; /* of both */
+	uint32_t credit_count;	 /* my first op ids */
+	uint64_t inbox_bytes;	 /* that this plan needs */
 	uint32_t replica_count;
 	uint32_t *pair_of_member; /* UINT32_MAX: none */
 	uint32_t member_count;
@@ -156,11 +178,14 @@ struct ws_trainer {
 	struct engine *engine;
 	struct plan_source source;
 	struct memory_place *places; /* by param; in the arena */
+	struct ws_memory inbox;	     /* owned; where maxima of others land */
+	uint32_t inbox_region;	     /* UINT32_MAX: none */
 	struct wire wire;
 	struct push push;
 	struct ws_error over; /* code or text: the run ended for me */
 	bool is_over, hub_lost, all_wired;
 	uint64_t begun_attempt, begun_version; /* the hub's last begin */
+	uint64_t waits_ns;		       /* when it was last said what is waited for */
 	uint64_t ended_attempt, version_live;  /* of my pushes that have ended */
 };
 
@@ -169,7 +194,9 @@ void *trainer_io_main(void *arg);
 
 /* wire.c */
 void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *event);
-void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *event);
+void trainer_wire_pair(struct ws_trainer *trainer, const struct member_event *event);
+/* Who writes to me has closed what it wrote with before. */
+void trainer_wire_quiet(struct ws_trainer *trainer, uint64_t generation);
 /* Goes on with the fence; called in each turn of the loop. */
 void trainer_wire_step(struct ws_trainer *trainer);
 /* Begins to close all peers; trainer_wire_step goes on, and a later roster takes over. */
@@ -180,6 +207,23 @@ void trainer_wire_release(struct ws_trainer *trainer);
 /* "rollout 1.0"; text_out of 64 bytes. */
 const char *trainer_wire_member_name(const struct ws_trainer *trainer, uint32_t member,
 				     char *text_out);
+
+/* receive.c */
+/* Who writes to me, and where: behind the credits of the pairs. */
+int sources_make(struct ws_trainer *trainer, const struct member_event *event,
+		 struct ws_error *err);
+/* As large as this plan needs it. */
+int inbox_fit(struct ws_trainer *trainer, struct ws_error *err);
+int source_request(struct ws_trainer *trainer, const struct member_event *event,
+		   struct ws_error *err);
+/* Those whose requests came before the fence was done. */
+int sources_answer(struct ws_trainer *trainer, struct ws_error *err);
+/* Adds receives and op ids to the program. */
+int receives_program(struct ws_trainer *trainer, struct ws_error *err);
+const struct source *source_of_receive(const struct ws_trainer *trainer, uint32_t receive);
+/* "got 3 of 4 ops of maxima of bucket 'model.layers.7' from trainer 3"; false if none is missing.
+ */
+bool sources_missing(const struct ws_trainer *trainer, char *text_out, size_t bytes);
 
 /* request.c */
 void push_request(struct ws_trainer *trainer); /* looks at the mailbox */

@@ -11,21 +11,29 @@
 #include "trainer_side/program.h"
 #include "trainer_side/trainer_internal.h"
 
-#define MEMBER_NAME_BYTES_MAX 64
+#define FENCE_NS UINT64_C(10000000000) /* then peers that don't answer are given up */
 
-/* A trainer's memory isn't written to by anybody, but for credits: its peers needn't be heard to
- * close what they wrote with. */
+/* Rollouts write nothing but credits, so they needn't be heard to close what they wrote with; other
+ * trainers that write to me must be, as long as they are in the roster (NULL: the same one). */
+static void peers_retire(struct ws_trainer *trainer, const struct member_event *roster)
+{
+	struct wire *wire = &trainer->wire;
+
+	if (trainer->engine == NULL)
+		return;
+	engine_end(trainer->engine);
+	engine_peers_retire(trainer->engine, roster != NULL ? roster_has : NULL, roster);
+	for (uint32_t i = 0; i < wire->pair_count; i++)
+		wire->pairs[i].peer = NULL;
+	for (uint32_t i = 0; i < wire->source_count; i++)
+		wire->sources[i].peer = NULL;
+}
+
 void trainer_wire_shut(struct ws_trainer *trainer)
 {
 	struct wire *wire = &trainer->wire;
 
-	if (trainer->engine != NULL)
-		engine_end(trainer->engine);
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		if (wire->pairs[i].peer != NULL)
-			engine_peer_quiet(trainer->engine, wire->pairs[i].peer);
-	for (uint32_t i = 0; i < wire->pair_count; i++)
-		wire->pairs[i].peer = NULL;
+	peers_retire(trainer, NULL);
 	if (wire->state != WIRE_FENCING && wire->state != WIRE_FAILED)
 		wire->state = WIRE_CLOSED;
 }
@@ -108,8 +116,6 @@ static int pairs_make(struct ws_trainer *trainer, const struct member_event *eve
 		wire->pair_of_member[i] = UINT32_MAX;
 	for (uint32_t i = 0; i < wire->pair_count; i++) {
 		const struct plan_pair *pair = plan_send_pair(plan, i);
-		if (event->roster[pair->receiver].role != ROLE_ROLLOUT)
-			return ws_fail(err, -ENOTSUP, "the plan sends from a trainer to a trainer");
 		wire->pairs[i] = (struct pair){
 			.member = pair->receiver,
 			.rank = event->roster[pair->receiver].rank,
@@ -125,7 +131,8 @@ static int pairs_make(struct ws_trainer *trainer, const struct member_event *eve
 		return ws_fail(err, -ENOSPC,
 			       "trainer %u would get %llu credits; use a larger receive ring",
 			       trainer->rank, (unsigned long long)credits);
-	return 0;
+	wire->credit_count = (uint32_t)credits;
+	return sources_make(trainer, event, err);
 }
 
 /* The pairs of before are the engine's to fence; only what describes them goes. */
@@ -134,7 +141,7 @@ void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *
 	struct wire *wire = &trainer->wire;
 	struct ws_error err = {0};
 
-	trainer_wire_shut(trainer);
+	peers_retire(trainer, event);
 	/* The engine borrows the program of the last complete wiring until the fence is done. */
 	if (wire->arena_before.blocks == NULL) {
 		wire->arena_before = wire->arena;
@@ -142,20 +149,32 @@ void trainer_wire_roster(struct ws_trainer *trainer, const struct member_event *
 	}
 	arena_release(&wire->arena);
 	wire->pairs = NULL;
+	wire->sources = NULL;
 	wire->pair_of_member = NULL;
 	wire->views = NULL;
 	wire->replica_count = 0;
-	wire->pair_count = 0;
+	wire->pair_count = wire->source_count = 0;
 	wire->answered_count = 0;
+	wire->inbox_bytes = 0;
 	wire->quiet_said = false;
 	memset(&wire->program, 0, sizeof(wire->program));
 	wire->generation = event->generation;
 	wire->state = WIRE_FENCING;
+	wire->fence_until_ns = clock_ns() + FENCE_NS;
 	int rc = roster_plan(trainer, event, &err);
 	if (rc == 0)
 		rc = pairs_make(trainer, event, &err);
 	if (rc != 0)
 		wire_fail(trainer, FAILURE_PLAN, &err);
+}
+
+void trainer_wire_quiet(struct ws_trainer *trainer, uint64_t generation)
+{
+	const struct wire *wire = &trainer->wire;
+
+	if (trainer->engine != NULL && generation == wire->generation &&
+	    wire->state == WIRE_FENCING)
+		engine_peers_quiet(trainer->engine);
 }
 
 /* ---------------------------------------------------------------- after the fence */
@@ -173,6 +192,7 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 
 	engine_close(trainer->engine);
 	trainer->engine = NULL;
+	trainer->inbox_region = UINT32_MAX;
 	int rc = engine_open(&trainer->engine, &options, err);
 	if (rc == 0)
 		rc = memories_add(trainer->engine, trainer->memories, trainer->params.count,
@@ -181,16 +201,16 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 	return rc;
 }
 
-static int pair_ask(struct ws_trainer *trainer, struct pair *pair, struct writer *regions,
+static int pair_ask(struct ws_trainer *trainer, struct pair *pair, const struct writer *regions,
 		    struct ws_error *err)
 {
-	struct writer address = WRITER_INIT(1u << 20), body = WRITER_INIT(LINK_BODY_BYTES_MAX);
+	struct writer address = WRITER_INIT(1u << 20);
 	char name[MEMBER_NAME_BYTES_MAX];
 
 	int rc = engine_peer_open(trainer->engine,
 				  trainer_wire_member_name(trainer, pair->member, name),
 				  &pair->peer, &address, err);
-	struct pair_frame frame = {
+	const struct pair_frame frame = {
 		.pair_digest[0] = pair->plan->digest,
 		.plan_digest = plan_digest(trainer->source.plan),
 		.address = address.bytes,
@@ -200,15 +220,15 @@ static int pair_ask(struct ws_trainer *trainer, struct pair *pair, struct writer
 		.op_id_base = pair->credit_base,
 	};
 	if (rc == 0)
-		rc = pair_encode(&frame, &body);
-	if (rc != 0 && err->code == 0)
-		rc = ws_fail(err, -ENOMEM, "no memory for the pair frame to %s", name);
-	if (rc == 0)
-		rc = member_say_pair(trainer->member, trainer->wire.generation, pair->member, false,
-				     body.bytes, (uint32_t)body.count, err);
+		rc = pair_say(trainer->member, trainer->wire.generation, pair->member, false,
+			      &frame, err);
 	writer_release(&address);
-	writer_release(&body);
 	return rc;
+}
+
+static bool all_answered(const struct wire *wire)
+{
+	return wire->answered_count == wire->pair_count + wire->source_count;
 }
 
 /* Everything is connected: the plan becomes the program. */
@@ -233,6 +253,8 @@ static int pairs_ask(struct ws_trainer *trainer, struct ws_error *err)
 	struct writer regions = WRITER_INIT(LINK_BODY_BYTES_MAX);
 	int rc = trainer->wire.engine_made ? 0 : engine_make(trainer, err);
 
+	if (rc == 0)
+		rc = inbox_fit(trainer, err);
 	if (rc == 0) {
 		engine_regions_encode(trainer->engine, &regions);
 		if (regions.failed)
@@ -255,7 +277,9 @@ static int fence_done(struct ws_trainer *trainer, struct ws_error *err)
 		rc = engine_set_program(trainer->engine, &none, err);
 	arena_release(&trainer->wire.arena_before);
 	trainer->wire.state = WIRE_PAIRING;
-	return rc != 0 ? rc : pairs_ask(trainer, err);
+	if (rc == 0)
+		rc = pairs_ask(trainer, err);
+	return rc != 0 ? rc : sources_answer(trainer, err);
 }
 
 void trainer_wire_step(struct ws_trainer *trainer)
@@ -267,6 +291,9 @@ void trainer_wire_step(struct ws_trainer *trainer)
 
 	if (wire->state == WIRE_NONE || wire->state == WIRE_PAIRING || wire->state == WIRE_WIRED)
 		return;
+	if (trainer->engine != NULL && wire->state == WIRE_FENCING &&
+	    clock_ns() >= wire->fence_until_ns)
+		engine_peers_abandon(trainer->engine);
 	if (trainer->engine != NULL)
 		rc = engine_fence(trainer->engine, &closed, &err);
 	if (closed)
@@ -285,36 +312,25 @@ void trainer_wire_step(struct ws_trainer *trainer)
 		rc = fence_done(trainer, &err);
 	if (rc != 0)
 		wire_fail(trainer, FAILURE_ATTEMPT, &err);
-	else if (wire->pair_count == 0)
+	else if (all_answered(wire))
 		wire_done(trainer);
 }
 
-/* ---------------------------------------------------------------- a rollout's answer */
+/* ---------------------------------------------------------------- a receiver's answer */
 
-static int answer_check(const struct ws_trainer *trainer, const struct pair *pair,
-			const struct pair_frame *frame, struct ws_error *err)
+/* Of the ring, or of the inbox. */
+static int slots_check(const struct ws_trainer *trainer, const struct pair *pair,
+		       const struct pair_frame *frame, struct ws_error *err)
 {
-	const struct plan *plan = trainer->source.plan;
+	uint32_t slots = MIN(plan_slot_count(trainer->source.plan), pair->plan->ring_count);
 	char name[MEMBER_NAME_BYTES_MAX];
 
-	trainer_wire_member_name(trainer, pair->member, name);
-	if (frame->plan_digest != plan_digest(plan) || frame->pair_digest[0] != pair->plan->digest)
-		return ws_fail(
-			err, -ESTALE,
-			"trainer %u and %s have different plans of their pair (plans %016llx "
-			"and %016llx, pairs %016llx and %016llx); use one version of "
-			"weightsync",
-			trainer->rank, name, (unsigned long long)plan_digest(plan),
-			(unsigned long long)frame->plan_digest,
-			(unsigned long long)pair->plan->digest,
-			(unsigned long long)frame->pair_digest[0]);
-	uint32_t slots = MIN(plan_slot_count(plan), pair->plan->ring_count);
+	if (pair->plan->inbox_bytes > 0)
+		slots = 1;
 	if (frame->slot_count > SLOTS_MAX || frame->slot_count < slots)
-		return ws_fail(err, -EPROTO, "%s lends %u ring slots to trainer %u, which needs %u",
-			       name, frame->slot_count, trainer->rank, slots);
-	if (frame->op_id_base + pair->plan->op_count > OP_ID_MAX + UINT64_C(1))
-		return ws_fail(err, -EPROTO, "%s gave trainer %u op ids beyond %u", name,
-			       trainer->rank, OP_ID_MAX);
+		return ws_fail(err, -EPROTO, "%s lends %u slots to trainer %u, which needs %u",
+			       trainer_wire_member_name(trainer, pair->member, name),
+			       frame->slot_count, trainer->rank, slots);
 	return 0;
 }
 
@@ -322,10 +338,20 @@ static int answer_take(struct ws_trainer *trainer, struct pair *pair,
 		       const struct member_event *event, struct ws_error *err)
 {
 	struct pair_frame frame;
+	char name[MEMBER_NAME_BYTES_MAX];
 
+	const struct pair_plan mine = {
+		.with = trainer_wire_member_name(trainer, pair->member, name),
+		.plan_digest = plan_digest(trainer->source.plan),
+		.pair_digest = pair->plan->digest,
+		.op_count = pair->plan->op_count,
+		.op_id_max = OP_ID_MAX,
+	};
 	int rc = pair_decode(&frame, &trainer->wire.arena, event->body, event->body_bytes, err);
 	if (rc == 0)
-		rc = answer_check(trainer, pair, &frame, err);
+		rc = pair_check(&frame, &mine, err);
+	if (rc == 0)
+		rc = slots_check(trainer, pair, &frame, err);
 	if (rc == 0)
 		rc = engine_peer_connect(trainer->engine, pair->peer, frame.address,
 					 frame.address_bytes, err);
@@ -342,28 +368,34 @@ static int answer_take(struct ws_trainer *trainer, struct pair *pair,
 	pair->rows = frame.rows;
 	pair->row_count = frame.row_count;
 	pair->answered = true;
+	trainer->wire.answered_count++;
 	return 0;
 }
 
-void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *event)
+static int answer_hear(struct ws_trainer *trainer, const struct member_event *event,
+		       struct ws_error *err)
+{
+	struct wire *wire = &trainer->wire;
+
+	if (wire->state != WIRE_PAIRING || wire->pair_of_member[event->from] == UINT32_MAX)
+		return 0;
+	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
+	return pair->answered ? 0 : answer_take(trainer, pair, event, err);
+}
+
+void trainer_wire_pair(struct ws_trainer *trainer, const struct member_event *event)
 {
 	struct wire *wire = &trainer->wire;
 	struct ws_error err = {0};
 
-	if (wire->state != WIRE_PAIRING || event->generation != wire->generation ||
-	    !event->answer || event->from >= wire->member_count ||
-	    wire->pair_of_member[event->from] == UINT32_MAX)
+	if ((wire->state != WIRE_FENCING && wire->state != WIRE_PAIRING) ||
+	    event->generation != wire->generation || event->from >= wire->member_count)
 		return;
-	struct pair *pair = &wire->pairs[wire->pair_of_member[event->from]];
-	if (pair->answered)
-		return;
-	int rc = answer_take(trainer, pair, event, &err);
-	if (rc != 0) {
+	int rc = event->answer ? answer_hear(trainer, event, &err)
+			       : source_request(trainer, event, &err);
+	if (rc != 0)
 		wire_fail(trainer, FAILURE_ATTEMPT, &err);
-		return;
-	}
-	wire->answered_count++;
-	if (wire->answered_count == wire->pair_count)
+	else if (wire->state == WIRE_PAIRING && all_answered(wire))
 		wire_done(trainer);
 }
 
@@ -371,22 +403,16 @@ void trainer_wire_answer(struct ws_trainer *trainer, const struct member_event *
 
 void trainer_wire_close(struct ws_trainer *trainer, uint64_t until_ns)
 {
-	struct engine_event dropped[16];
-	struct ws_error err;
-	bool closed;
-
 	if (trainer->engine == NULL)
 		return;
 	trainer_wire_shut(trainer);
-	while (engine_fence(trainer->engine, &closed, &err) == -EAGAIN && clock_ns() < until_ns) {
-		(void)engine_step(trainer->engine, dropped, (int)ARRAY_SIZE(dropped));
-		engine_wait(trainer->engine, -1, -1, MIN(until_ns, clock_ns() + 5000000u));
-	}
+	(void)engine_peers_close(trainer->engine, until_ns);
 }
 
 void trainer_wire_release(struct ws_trainer *trainer)
 {
 	arena_release(&trainer->wire.arena_before);
 	arena_release(&trainer->wire.arena);
+	ws_memory_free(&trainer->inbox);
 	memset(&trainer->wire, 0, sizeof(trainer->wire));
 }

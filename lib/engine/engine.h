@@ -144,6 +144,9 @@ void engine_peers_retire(struct engine *engine,
 			 const void *arg);
 void engine_peers_quiet(struct engine *engine);
 void engine_peers_abandon(struct engine *engine);
+/* The fence at a side's end: retires all and waits; at until_ns those that aren't heard are given
+ * up, which takes a little longer.  Blocks.  False: it isn't done. */
+bool engine_peers_close(struct engine *engine, uint64_t until_ns);
 
 /* ---- program.c: one update's sends and receives.  Arrays are borrowed until the next
  * engine_set_program; a side may change remote_region/remote_offset between attempts. */

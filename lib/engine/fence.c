@@ -7,7 +7,8 @@
 
 #include "lib/engine/engine_internal.h"
 
-#define DRAIN_MAX 4096 /* polls of one NIC; each takes up to POLL_BATCH */
+#define GIVE_UP_NS UINT64_C(200000000) /* what that takes */
+#define DRAIN_MAX  4096		       /* polls of one NIC; each takes up to POLL_BATCH */
 
 /* 0: closed.  -EAGAIN: not yet.  Another: it can't be. */
 static int rail_close(struct engine *engine, struct engine_peer *peer, uint32_t index)
@@ -115,4 +116,25 @@ void engine_peers_abandon(struct engine *engine)
 {
 	for (uint32_t i = 0; i < engine->peer_count; i++)
 		engine->peers[i]->abandoned |= engine->peers[i]->writer != 0;
+}
+
+bool engine_peers_close(struct engine *engine, uint64_t until_ns)
+{
+	struct engine_event dropped[16];
+	struct ws_error err;
+	bool closed;
+	int rc;
+
+	engine_end(engine);
+	engine_peers_retire(engine, NULL, NULL);
+	while ((rc = engine_fence(engine, &closed, &err)) == -EAGAIN) {
+		uint64_t now = clock_ns();
+		if (now >= until_ns + GIVE_UP_NS)
+			return false;
+		if (now >= until_ns)
+			engine_peers_abandon(engine);
+		(void)engine_step(engine, dropped, (int)ARRAY_SIZE(dropped));
+		engine_wait(engine, -1, -1, now + 5000000u);
+	}
+	return rc == 0;
 }
