@@ -11,11 +11,6 @@ static int load_trainer(struct job *job, const char *manifest, struct ws_error *
 			       &job->trainer_bytes, err);
 	if (rc != 0)
 		return rc;
-	if (manifest_quant(job->trainer) != NULL)
-		return ws_fail(
-			err, -ENOTSUP,
-			"manifest '%s' names the quantization scheme '%s', which this version can't do yet",
-			manifest, manifest_quant(job->trainer));
 	if (job->world != manifest_world(job->trainer))
 		return ws_fail(err, -EINVAL, "the manifest has %u ranks, --world says %u",
 			       manifest_world(job->trainer), job->world);

@@ -22,15 +22,6 @@ static int load_job(struct job *job, const struct run_command *given, struct ws_
 				   &job->rollout_text, &job->rollout_bytes, err);
 	if (rc != 0)
 		return rc;
-	const char *quant = manifest_quant(job->rollout);
-	if (quant == NULL)
-		quant = manifest_quant(job->trainer);
-	if (quant != NULL)
-		return ws_fail(
-			err, -ENOTSUP,
-			"the manifests name the quantization scheme '%s', which this version can't do yet: "
-			"leave --quant away",
-			quant);
 	return checkpoint_open(&job->checkpoint, job->checkpoint_path, err);
 }
 

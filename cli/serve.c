@@ -13,11 +13,6 @@ static int load_rollout(struct job *job, const char *manifest, const char *train
 			       &job->rollout_bytes, err);
 	if (rc != 0)
 		return rc;
-	if (manifest_quant(job->rollout) != NULL)
-		return ws_fail(
-			err, -ENOTSUP,
-			"manifest '%s' names the quantization scheme '%s', which this version can't do yet",
-			manifest, manifest_quant(job->rollout));
 	if (job->world != manifest_world(job->rollout))
 		return ws_fail(err, -EINVAL, "the manifest has %u ranks, --world says %u",
 			       manifest_world(job->rollout), job->world);
