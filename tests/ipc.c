@@ -314,6 +314,48 @@ START_TEST(a_receiver_that_polls_isnt_woken_and_one_that_blocks_is)
 }
 END_TEST
 
+/* Also when the reader is slow to come: it takes what came meanwhile before it blocks again. */
+START_TEST(the_ops_of_a_post_share_one_wake_up)
+{
+	struct pair pair;
+	struct op ops[64];
+
+	open_pair(&pair, 4096, true);
+	for (uint32_t i = 0; i < ARRAY_SIZE(ops); i++)
+		ops[i] = op_make(&pair, 0, 0, 64, i);
+	const struct transport *transport = pair.nics[0]->transport;
+	int fd = ipc_of(pair.nics[1])->pipe_fds[0];
+	for (uint32_t turn = 1; turn <= 3; turn++) {
+		for (int i = 0; i < 2 * IPC_EMPTY_POLLS; i++)
+			poll_one(&pair, 1);
+		ck_assert_int_eq(bytes_in(fd), 0);
+		ck_assert_int_eq(transport->post(pair.nics[0], ops, 64), 64);
+		ck_assert_int_eq(bytes_in(fd), 1);
+		ck_assert_int_eq(transport->post(pair.nics[0], ops, 64), 64);
+		ck_assert_int_eq(bytes_in(fd), 1);
+		await(&pair, 0, 128 * turn, 128 * turn);
+	}
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(a_post_that_has_copied_enough_takes_no_more)
+{
+	struct pair pair;
+	struct op ops[8];
+
+	open_pair(&pair, IPC_POST_BYTES / 2, _i != 0);
+	for (uint32_t i = 0; i < ARRAY_SIZE(ops); i++)
+		ops[i] = op_make(&pair, 0, 0, IPC_POST_BYTES / 2, i);
+	for (uint32_t i = 1; i <= ARRAY_SIZE(ops) / 2; i++) {
+		int taken = pair.nics[0]->transport->post(pair.nics[0], ops, ARRAY_SIZE(ops));
+		ck_assert_int_eq(taken, 2);
+		await(&pair, 0, 2 * i, 2 * i);
+	}
+	pair_close(&pair);
+}
+END_TEST
+
 #define ROUNDS 1000
 
 /* Answers each burst, whose length both know, by one immediate. */
@@ -477,6 +519,8 @@ Suite *suite(void)
 	tcase_add_loop_test(tests, an_entry_that_keeps_changing_holds_the_sender_up, 0, 2);
 	tcase_add_loop_test(tests, an_address_beyond_the_end_of_all_is_refused, 0, 2);
 	tcase_add_test(tests, a_receiver_that_polls_isnt_woken_and_one_that_blocks_is);
+	tcase_add_test(tests, the_ops_of_a_post_share_one_wake_up);
+	tcase_add_loop_test(tests, a_post_that_has_copied_enough_takes_no_more, 0, 2);
 	tcase_add_test(tests, no_immediate_is_slept_over_between_two_processes);
 	tcase_add_loop_test(tests, a_dead_peer_wakes_a_waiter_and_its_ops_fail_by_name, 0, 2);
 	tcase_add_loop_test(tests, a_ring_that_nobody_reads_any_more_fails_what_is_posted, 0, 2);

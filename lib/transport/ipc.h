@@ -24,11 +24,12 @@
 #include "lib/cuda/cuda.h"
 #include "lib/transport/transport.h"
 
-#define IPC_OP_BYTES_MAX (UINT64_C(16) << 20) /* how long one post may copy */
-#define IPC_OPS_MAX	 1024		      /* unreported ops per NIC */
-#define IPC_RING_SLOTS	 1024u		      /* immediates not taken yet, per direction and peer */
-#define IPC_REGIONS_MAX	 4096u		      /* a key's low 12 bits are its region's index */
-#define IPC_PART_BYTES	 65536u		      /* at least a page, everywhere */
+#define IPC_OP_BYTES_MAX (UINT64_C(16) << 20)
+#define IPC_POST_BYTES	 (UINT64_C(4) << 20) /* a post that has copied so much ends */
+#define IPC_OPS_MAX	 1024		     /* unreported ops per NIC */
+#define IPC_RING_SLOTS	 1024u		     /* immediates not taken yet, per direction and peer */
+#define IPC_REGIONS_MAX	 4096u		     /* a key's low 12 bits are its region's index */
+#define IPC_PART_BYTES	 65536u		     /* at least a page, everywhere */
 #define IPC_REASON_MAX	 96
 #define IPC_EMPTY_POLLS	 8 /* until a poll prepares for blocking */
 #define IPC_SHARE_WORDS	 (sizeof(struct cuda_share) / sizeof(uint64_t))
@@ -118,8 +119,7 @@ struct peer {
 	const struct ring_head *out_head; /* owned mapping of both parts */
 	struct ring_tail *out_tail;
 	uint32_t put;
-	bool told; /* to wake, when it had taken so many */
-	uint32_t told_taken;
+	uint32_t woken; /* so many it takes before it blocks */
 	uint64_t gate_there;
 	int call_error;	    /* why process_vm_writev isn't allowed; 0: it is */
 	struct view *views; /* owned; IPC_REGIONS_MAX */

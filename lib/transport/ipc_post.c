@@ -204,20 +204,21 @@ static enum outcome op_write(struct ipc *ipc, const struct op *op, struct failur
 }
 
 /*
- * Only a receiver that may block is told: one that polls finds the immediate by itself.  And once:
- * before it blocks again it looks at every ring, and takes what I have put there since.
+ * Only a receiver that may block is woken: one that polls finds the immediate by itself.  And once:
+ * before it blocks it takes all that is in the ring, so as long as it hasn't taken what I saw it
+ * awake for, or woke it for, it takes what came after that, too.
  */
 static void peer_wake(struct peer *peer)
 {
-	if (atomic_load(&peer->door->asleep) == 0)
+	uint32_t left = peer->woken - atomic_load(&peer->out_head->taken);
+
+	if (left > 0 && left <= IPC_RING_SLOTS)
 		return;
-	uint32_t taken = atomic_load(&peer->out_head->taken);
-	if (peer->told && peer->told_taken == taken)
-		return;
-	ssize_t written = write(peer->wake_fd, "", 1);
-	(void)written; /* a full pipe wakes as well */
-	peer->told = true;
-	peer->told_taken = taken;
+	if (peer->put != peer->woken && atomic_load(&peer->door->asleep) != 0) {
+		ssize_t written = write(peer->wake_fd, "", 1);
+		(void)written; /* a full pipe wakes as well */
+	}
+	peer->woken = peer->put;
 }
 
 void ipc_hand_over(struct peer *peer, uint32_t imm)
@@ -245,8 +246,6 @@ static enum outcome post_one(struct ipc *ipc, const struct op *op)
 		failure = failure_of(peer);
 		outcome = OP_FAILED;
 	}
-	if (outcome == OP_SENT)
-		peer_wake(peer);
 	if (outcome == OP_SENT || outcome == OP_FAILED)
 		ipc_report(ipc, peer, op->id, outcome == OP_FAILED ? &failure : NULL);
 	return outcome;
@@ -258,9 +257,9 @@ int ipc_post(struct nic *nic, const struct op *ops, int count)
 	uint64_t bytes = 0;
 	int taken = 0;
 
-	/* The copying is done here: one call shall not keep the thread for longer than one op may.
-	 */
-	while (taken < count && bytes < IPC_OP_BYTES_MAX) {
+	/* The copying is done here: one call shall neither keep the thread for long, nor a receiver
+	 * that sleeps, which is woken at its end: that takes as long as to copy 100 KiB. */
+	while (taken < count && bytes < IPC_POST_BYTES) {
 		enum outcome outcome = post_one(ipc, &ops[taken]);
 		if (outcome == OP_NOT_TAKEN)
 			break;
@@ -268,6 +267,8 @@ int ipc_post(struct nic *nic, const struct op *ops, int count)
 		taken++;
 	}
 	ipc_gpu_launch(ipc);
+	for (int i = 0; i < taken; i++)
+		peer_wake(ops[i].peer);
 	if (taken > 0)
 		ipc_wake_self(ipc);
 	return taken;
