@@ -167,7 +167,8 @@ static int socket_make(const char *where, bool listens, int *fd_out, struct ws_e
 	*fd_out = -1;
 	if (found == NULL)
 		return rc;
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	/* Who came may have gone before it is accepted. */
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | (listens ? SOCK_NONBLOCK : 0), 0);
 	if (listens && fd >= 0)
 		(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (!listens && fd >= 0)

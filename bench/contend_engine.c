@@ -258,7 +258,6 @@ static int side_run(void *state, struct outcome *outcome, struct ws_error *err)
 }
 
 const struct contender contender_engine = {
-	.name = "weightsync",
 	.open = side_open,
 	.close = side_close,
 	.address = side_address,

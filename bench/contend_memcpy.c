@@ -66,7 +66,6 @@ static int copier_run(void *state, struct outcome *outcome, struct ws_error *err
 }
 
 const struct contender contender_memcpy = {
-	.name = "memcpy",
 	.open = copier_open,
 	.close = copier_close,
 	.run = copier_run,

@@ -97,7 +97,6 @@ struct outcome {
 };
 
 struct contender {
-	const char *name;
 	/* State is NULL or half made on failure; close takes both. */
 	int (*open)(void **state_out, const struct end *end, struct ws_error *err);
 	void (*close)(void *state);
@@ -116,13 +115,14 @@ struct contender {
 /* Sorts samples, microseconds of half a round each.  worker.c */
 void outcome_latency(struct outcome *outcome, double *samples, uint32_t count);
 
-/* Waits for a child's end, and kills it when time is up; its status is waitpid's.  worker.c */
+/* Waits for a child's end, and kills it when time is up; its status is waitpid's, or -1 where it
+ * doesn't end even so.  worker.c */
 int child_reap(pid_t child, uint64_t until_ns);
 
 /* By name; NULL if there is none. */
 const struct contender *contender_find(const char *name);
 
-extern const struct contender contender_engine, contender_fabric, contender_shm, contender_memcpy,
-	contender_write_bw, contender_write_lat;
+extern const struct contender contender_engine, contender_fabric, contender_memcpy,
+	contender_perftest;
 
 #endif

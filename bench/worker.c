@@ -5,13 +5,15 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/measure.h"
 
-#define CLIENT_MS_MAX 600000 /* how long a listener waits for its client */
+#define CLIENT_MS_MAX 600000		   /* how long a listener waits for its client */
+#define REAP_NS_MAX   UINT64_C(5000000000) /* how long the killed may take to end */
 
 struct worker {
 	struct channel channel;
@@ -22,15 +24,20 @@ struct worker {
 	void *states[CONTENDERS_MAX]; /* owned */
 };
 
-static const struct contender *const all[] = {&contender_engine,   &contender_fabric,
-					      &contender_shm,	   &contender_memcpy,
-					      &contender_write_bw, &contender_write_lat};
+static const struct {
+	const char *name;
+	const struct contender *contender;
+} all[] = {
+	{"weightsync", &contender_engine},	{"fi_writemsg", &contender_fabric},
+	{"fi_writemsg shm", &contender_fabric}, {"memcpy", &contender_memcpy},
+	{"ib_write_bw", &contender_perftest},	{"ib_write_lat", &contender_perftest},
+};
 
 const struct contender *contender_find(const char *name)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(all); i++)
-		if (strcmp(all[i]->name, name) == 0)
-			return all[i];
+		if (strcmp(all[i].name, name) == 0)
+			return all[i].contender;
 	return NULL;
 }
 
@@ -43,8 +50,9 @@ void outcome_latency(struct outcome *outcome, double *samples, uint32_t count)
 
 int child_reap(pid_t child, uint64_t until_ns)
 {
-	int status = 0;
-	while (waitpid(child, &status, WNOHANG) == 0) {
+	int status = -1;
+	uint64_t last = MAX(clock_ns(), until_ns) + REAP_NS_MAX;
+	while (waitpid(child, &status, WNOHANG) == 0 && clock_ns() < last) {
 		if (clock_ns() > until_ns)
 			kill(child, SIGKILL);
 		sleep_ns(1000000);
@@ -236,6 +244,8 @@ static int session_serve(int listener, int client, const struct bench_nics *nics
 		if (channel_accept(listener, 100, &fd, &none) != 0)
 			continue;
 		if (fork() == 0) {
+			/* Even one that hangs in a driver ends with its listener. */
+			(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 			close(client);
 			close(listener);
 			worker_run(fd, nics);
