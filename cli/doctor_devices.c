@@ -187,7 +187,8 @@ static void gpu(struct doctor *doctor)
 		doctor_say(doctor, HEALTH_WARNING, "gpu",
 			   "weights in GPU memory are refused; the ranks must keep them in host "
 			   "memory",
-			   "a build with CUDA, once there is one", "this build has no CUDA");
+			   "build it where the CUDA toolkit is: make looks for nvcc",
+			   "this build has no CUDA");
 	gpu_paths(doctor);
 }
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cli/probe_inside.h"
+#include "lib/cuda/cuda.h"
 #include "tests/test.h"
 
 /* ----------------------------------------------------------------------------- trees */
@@ -144,7 +145,6 @@ static const struct rule rules[] = {
 	  "/sys/bus/pci/devices/0000:3b:00.0/class", "0x020000\n"}},
 	{"gpu", HEALTH_OK, "no NVIDIA GPU", {CLOCK, "tsc"}},
 	{"gpu", HEALTH_WARNING, "no device files", {NVIDIA}},
-	{"gpu", HEALTH_WARNING, "no CUDA", {NVIDIA, "/dev/nvidia0", "", "/dev/nvidiactl", ""}},
 	{"gpudirect", HEALTH_OK, "dma-buf: the kernel", {NVIDIA, "/dev/nvidia0", "", RDMA}},
 	{"gpudirect",
 	 HEALTH_WARNING,
@@ -175,6 +175,25 @@ START_TEST(each_fact_has_its_finding)
 	arena_release(&doctor.arena);
 	tree_remove();
 	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+START_TEST(a_build_without_cuda_is_a_warning_where_a_gpu_is)
+{
+	struct doctor doctor = {.ranks = 1, .root = tree};
+
+	tree_make();
+	tree_put(NVIDIA);
+	tree_put("/dev/nvidia0", "");
+	tree_put("/dev/nvidiactl", "");
+	unsetenv("CUDA_VISIBLE_DEVICES");
+	doctor_devices(&doctor);
+	const struct advice *found = worst(&doctor, "gpu");
+	ck_assert_int_eq(found->health, cuda_built_in() ? HEALTH_OK : HEALTH_WARNING);
+	ck_assert_ptr_nonnull(
+		strstr(found->what, cuda_built_in() ? "1 NVIDIA GPU" : "has no CUDA"));
+	arena_release(&doctor.arena);
+	tree_remove();
 }
 END_TEST
 
@@ -559,6 +578,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(facts, 60);
 	tcase_add_loop_test(facts, each_fact_has_its_finding, 0, (int)ARRAY_SIZE(rules));
+	tcase_add_test(facts, a_build_without_cuda_is_a_warning_where_a_gpu_is);
 	tcase_add_test(facts, hidden_gpus_are_a_warning);
 	tcase_add_test(facts, out_of_memory_is_noticed);
 	suite_add_tcase(suite, facts);

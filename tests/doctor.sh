@@ -79,13 +79,21 @@ card old 0000:00:1f.0 0x8086 0x7a04 0x060100
 put old /dev/nvidia0 ''
 rm old/sys/kernel/mm/transparent_hugepage/shmem_enabled
 
+# What this build lacks isn't the host's: that finding is taken out of what doctor said, and of its sum.
+without_cuda() {
+	awk '/^warning  gpu +this build has no CUDA$/ { left = lines = 3 } left-- > 0 { next }
+		lines && /^an update would work: 0 problems, [0-9]+ warning/ { n = $7 - 1; print $1, $2, $3, $4, $5, $6, n, "warning" (n == 1 ? "" : "s"); next }
+		{ print }'
+}
+
 # snapshot STATUS TREE [OPTION..]: the whole output, to the letter.
 snapshot() {
 	want=$1 tree=$2 name=$2${3:+.${3#--}}
 	shift
 	shift
-	env -i "$ws" doctor --root "$tree" "$@" >"$name.txt" 2>&1
+	env -i "$ws" doctor --root "$tree" "$@" >said 2>&1
 	got=$?
+	without_cuda <said >"$name.txt"
 	[ -z "${UPDATE:-}" ] || cp "$name.txt" "$tests/doctor/$name.txt"
 	if [ "$got" != "$want" ]; then
 		failed "doctor of $name" "status $got, expected $want" "$name.txt"
