@@ -180,6 +180,7 @@ bench: all ## every benchmark against its baseline
 	$(BUILD)/weightsync bench transfer
 	for memory in shared 2m 4k; do $(BUILD)/weightsync bench transfer --transport ipc --memory $$memory || exit 1; done
 	$(BUILD)/weightsync bench plan
+	$(BUILD)/weightsync bench convert
 
 format: ## rewrites the sources in the house style
 	clang-format -i $(FORMAT_FILES)

@@ -20,7 +20,8 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		{"nics", 0, OPTION_TEXT, &nics, "A,B,..",
 		 "addresses or devices (default: 127.0.0.1 of tcp, all of verbs)"},
 		{"what", 0, OPTION_TEXT, &wanted.what, "ROW",
-		 "latency, stream, small, mesh or incast (default: all)"},
+		 "latency, stream, small, mesh or incast; of convert amax, quantize, both, stripes, cast or "
+		 "dequantize (default: all)"},
 		{"op-bytes", 0, OPTION_BYTES, &wanted.op_bytes, "SIZE",
 		 "bytes of a write (default: each row's)"},
 		{"depth", 0, OPTION_COUNT, &wanted.depth, "N", "writes in flight (default 16)"},
@@ -50,8 +51,10 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		bench = bench_transfer;
 	else if (count == 1 && strcmp(what, "plan") == 0)
 		bench = bench_plan;
+	else if (count == 1 && strcmp(what, "convert") == 0)
+		bench = bench_convert;
 	if (bench == NULL)
-		return say_usage(command, "the benchmarks there are: transfer, plan");
+		return say_usage(command, "the benchmarks there are: transfer, plan, convert");
 	const char **list = NULL;
 	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
@@ -68,9 +71,10 @@ static int bench_run(const struct command *command, int argc, char **argv)
 const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
-	.usage = "transfer|plan [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
+	.usage = "transfer|plan|convert [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
 	.more = "transfer: the engine against bare fi_writemsg (fabric), memcpy and libfabric's shm (ipc),\n"
 		"  ib_write_bw (verbs, between two hosts: start one with --listen, the other with --peer).\n"
-		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n",
+		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n"
+		"convert: weights to FP8 and back on one core, by AVX-512, AVX2 and plain C, against memcpy.\n",
 	.run = bench_run,
 };

@@ -71,6 +71,23 @@ for bad in "--what nothing" "--transport pigeon" "--transport ipc --provider tcp
 	[ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench transfer $bad is refused" ||
 		failed "bench transfer $bad" "was taken" err
 done
+
+# Rows times levels of this CPU, each with a ratio to memcpy.
+levels=1
+for flag in avx2 avx512bw; do
+	grep -qw $flag /proc/cpuinfo && levels=$((levels + 1))
+done
+"$ws" bench convert --bytes 3M --json >log 2>err && python3 -c "
+import json
+rows = [json.loads(line) for line in open('log')]
+assert len({(row['what'], row['level']) for row in rows}) == len(rows) == 6 * $levels, rows
+for row in rows:
+    assert 0 < row['gbytes_per_s_min'] <= row['gbytes_per_s'] <= row['gbytes_per_s_max'], row
+    assert 0 < row['ratio_min'] <= row['ratio'] <= row['ratio_max'], row
+" 2>>err && passed "bench convert: every row by every level" || failed "bench convert" "rows are missing" err
+"$ws" bench convert --what nothing >log 2>err
+[ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench convert --what nothing is refused" ||
+	failed "bench convert --what nothing" "was taken" err
 wait $left
 [ $? = 1 ] && grep -q 'the client asked for nothing for 60 s' left && passed "a listener doesn't wait for ever for a client that is silent" ||
 	failed "a silent client" "its listener waits, or doesn't say why it ends" left

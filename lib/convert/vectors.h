@@ -49,10 +49,10 @@ VECTOR void v_store_float(uint8_t *dst, v_bits x, enum ws_dtype to)
 }
 
 /*
- * The code's bits in the lowest byte of each lane.  A value of exponent e is rounded to a multiple
- * of 2^(e - fraction_bits) by adding a number of which this is the unit in the last place; that
- * number's own last bits are the code's exponent, so that the sum's are the code.  Below the
- * smallest normal code e stays, and what comes out is a subnormal.
+ * The code in the lowest byte of each lane, whatever in the others.  A value of exponent e is
+ * rounded to a multiple of 2^(e - fraction_bits) by adding a number of which this is the unit in
+ * the last place; that number's own last bits are the code's exponent, so that the sum's are the
+ * code.  Below the smallest normal code e stays, and what comes out is a subnormal.
  */
 VECTOR v_bits v_code_of_f32(v_bits x, enum ws_dtype code)
 {
@@ -65,8 +65,7 @@ VECTOR v_bits v_code_of_f32(v_bits x, enum ws_dtype code)
 	v_bits units = v_add(exponent, v_set((drop << 23) - (least << fraction_bits)));
 	v_bits sum = v_add_float(size, v_add(units, v_shift_right(exponent, drop)));
 	v_bits sign = v_and(v_shift_right(x, 24), v_set(0x80));
-	v_bits signed_code = v_or(v_and(sum, v_set(0x7f)), sign);
-	return v_if_nan(x, v_set(F8_NAN), signed_code);
+	return v_if_nan(x, v_set(F8_NAN), v_or(sum, sign));
 }
 
 /* A code's fraction and exponent are put where an f32 has its own, which is a power of two off:
