@@ -110,8 +110,10 @@ $(BUILD)/tests/engine_rails $(BUILD)/tests/engine_silent: $(BUILD)/tests/ends_wo
 $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
 $(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward $(BUILD)/tests/hub_rails: \
 	$(BUILD)/tests/hub_world.o
-$(BUILD)/tests/update $(BUILD)/tests/update_rails $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe: \
-	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o
+$(BUILD)/tests/update $(BUILD)/tests/update_rails $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe \
+		$(BUILD)/tests/update_quant: \
+	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o $(BUILD)/tests/quant_world.o
+$(BUILD)/tests/oracle_quant: $(BUILD)/tests/quant_world.o
 $(BUILD)/tests/progress: $(BUILD)/tests/progress_world.o $(BUILD)/tests/progress_fault_world.o \
 	$(BUILD)/tests/progress_exchange_world.o
 $(BUILD)/tests/plan_properties $(BUILD)/tests/plan_mutations $(BUILD)/tests/plan_digest: \

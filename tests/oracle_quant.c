@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "cli/roles.h"
-#include "lib/convert/convert.h"
+#include "tests/quant_world.h"
 #include "tests/test.h"
 
 #define SPOILS 200    /* places in each file */
@@ -120,72 +120,22 @@ static void scene_end(struct scene *scene)
 	ck_assert_int_eq(system(command), 0);
 }
 
-/* A canonical weight as a trainer holds it, and the maxima of its blocks. */
-struct whole {
-	const struct tensor_rule *rule;
-	void *data;	 /* owned */
-	uint32_t *table; /* owned */
-	struct quant quant;
-	struct blocks blocks;
-	int64_t stride[BOX_DIM_MAX]; /* of data, in bytes */
-};
-
-static void whole_shape(struct whole *whole, const struct quant_scheme *scheme, size_t each)
-{
-	const struct tensor_rule *rule = whole->rule;
-	int64_t below = (int64_t)each, entries = 1;
-	whole->quant = (struct quant){.code = scheme->code,
-				      .scale = scheme->scale,
-				      .eps = (float)scheme->eps,
-				      .pow2 = scheme->pow2,
-				      .reciprocal = scheme->reciprocal};
-	for (uint32_t d = rule->dim_count; d-- > 0;) {
-		uint64_t side =
-			d + 2 < rule->dim_count ? 1 : scheme->block[d + 2 - rule->dim_count];
-		side = side == 0 ? rule->dim[d] : side;
-		whole->stride[d] = below;
-		whole->blocks.each[d] = side;
-		whole->blocks.stride[d] = entries;
-		below *= (int64_t)rule->dim[d];
-		entries *= (int64_t)((rule->dim[d] + side - 1) / side);
-	}
-	whole->table = mem_alloc((size_t)entries * sizeof(uint32_t));
-	ck_assert_ptr_nonnull(whole->table);
-	whole->blocks.table = whole->table;
-}
-
-static void whole_read(const struct scene *scene, struct whole *whole, const char *name,
-		       const struct quant_scheme *scheme)
+/* A canonical weight as a trainer holds it. */
+static void whole_read(const struct scene *scene, struct whole *whole, const char *name)
 {
 	struct ws_error err;
-	size_t each = ws_dtype_bytes(scene->trained);
 	const struct st_tensor *tensor = checkpoint_find(&scene->checkpoint, name);
 	ck_assert_ptr_nonnull(tensor);
-	whole_shape(whole, scheme, each);
-	uint64_t count = tensor->bytes / ws_dtype_bytes(tensor->dtype);
 	void *stored = mem_alloc(tensor->bytes);
-	whole->data = mem_alloc(count * each);
 	ck_ok(checkpoint_read(&scene->checkpoint, tensor, 0, stored, tensor->bytes, &err), err);
 	convert_move(&(struct move){.src = stored,
 				    .dst = whole->data,
 				    .dim_count = 1,
-				    .extent = {count},
+				    .extent = {whole->element_count},
 				    .src_stride = {(int64_t)ws_dtype_bytes(tensor->dtype)},
-				    .dst_stride = {(int64_t)each},
+				    .dst_stride = {(int64_t)ws_dtype_bytes(whole->trained)},
 				    .from = tensor->dtype,
-				    .to = scene->trained});
-	struct move maxima = {.kind = MOVE_MAXIMA,
-			      .blocks = &whole->blocks,
-			      .src = whole->data,
-			      .dim_count = whole->rule->dim_count,
-			      .from = scene->trained,
-			      .to = scene->trained};
-	for (uint32_t d = 0; d < maxima.dim_count; d++) {
-		maxima.extent[d] = whole->rule->dim[d];
-		maxima.src_stride[d] = whole->stride[d];
-	}
-	convert_move(&maxima);
-	whole->blocks.quant = &whole->quant;
+				    .to = whole->trained});
 	mem_free(stored);
 }
 
@@ -197,30 +147,15 @@ static void fill_piece(const struct scene *scene, const struct param *param, uin
 	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
 	const struct tensor_rule *weight =
 		rule->is_scale ? manifest_tensor(manifest, rule->weight_tensor) : rule;
-	struct whole whole = {.rule = weight};
+	struct whole whole;
 	char name[512];
 	tensor_name(weight, param->layer, param_expert(manifest, rank, param, piece->slot), name,
 		    sizeof(name));
-	whole_read(scene, &whole, name, manifest_scheme(manifest, param->rule));
-	struct move move = {.kind = rule->is_scale ? MOVE_SCALE : MOVE_QUANTIZE,
-			    .blocks = &whole.blocks,
-			    .src = rule->is_scale ? (void *)whole.table : whole.data,
-			    .dst = memory + piece->place * ws_dtype_bytes(param->dtype),
-			    .dim_count = piece->dim_count,
-			    .from = rule->is_scale ? WS_U32 : scene->trained,
-			    .to = param->dtype};
-	for (uint32_t d = 0; d < piece->dim_count; d++) {
-		int64_t stride = rule->is_scale ? whole.blocks.stride[d] * 4 : whole.stride[d];
-		move.extent[d] = piece->extent[d];
-		move.src = (const uint8_t *)move.src + (int64_t)piece->offset[d] * stride;
-		move.src_stride[d] = stride;
-		move.dst_stride[d] = piece->stride[d] * (int64_t)ws_dtype_bytes(param->dtype);
-	}
-	for (uint32_t d = 0; d < piece->dim_count && !rule->is_scale; d++)
-		whole.blocks.first[d] = piece->offset[d];
-	convert_move(&move);
-	mem_free(whole.data);
-	mem_free(whole.table);
+	whole_open(&whole, weight, scene->trained, manifest_scheme(manifest, param->rule));
+	whole_read(scene, &whole, name);
+	whole_find_maxima(&whole);
+	whole_put(&whole, param->dtype, piece, rule->is_scale, memory);
+	whole_close(&whole);
 }
 
 /* Params of the rank that are quantized: how many, and how many of their bytes are wrong. */
@@ -262,7 +197,7 @@ START_TEST(codes_and_scales_of_two_implementations_agree)
 	struct rank_memory memory;
 	struct oracle *oracle;
 	uint64_t different = 0;
-	ck_ok(rank_memory_make(&memory, scene.manifest, rank, &err), err);
+	ck_ok(rank_memory_make(&memory, scene.manifest, rank, NULL, 0, &err), err);
 	ck_ok(oracle_open(&oracle, scene.trainer.bytes, scene.trainer.count, scene.rollout.bytes,
 			  scene.rollout.count, rank, &scene.checkpoint, &err),
 	      err);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lib/link/link.h"
+#include "tests/quant_world.h"
 #include "tests/test.h"
 
 /* Engines look at every byte, which takes them long under thread sanitizer. */
@@ -57,6 +58,46 @@ static void piece_fill(const struct manifest *manifest, uint32_t rank, const str
 	}
 }
 
+/* What a rollout makes of the whole tensor as a trainer holds it. */
+static void piece_make(const struct world *world, const struct manifest *manifest, uint32_t rank,
+		       const struct param *param, const struct piece *piece, uint8_t *memory,
+		       uint64_t version)
+{
+	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
+	bool is_scale = rule->is_scale;
+	const char *dtype = world->options.dtype;
+	struct whole whole;
+	char name[256];
+
+	if (is_scale)
+		rule = manifest_tensor(manifest, rule->weight_tensor);
+	tensor_name(rule, param->layer, param_expert(manifest, rank, param, piece->slot), name,
+		    sizeof(name));
+	uint64_t tensor = digest_bytes(name, strlen(name), 0);
+	whole_open(&whole, rule, dtype != NULL ? ws_dtype_parse(dtype) : rule->dtype,
+		   manifest_scheme(manifest, param->rule));
+	size_t bytes = ws_dtype_bytes(whole.trained);
+	for (uint64_t element = 0; element < whole.element_count; element++)
+		for (uint32_t k = 0; k < bytes; k++)
+			((uint8_t *)whole.data)[element * bytes + k] =
+				byte_of(tensor, element, version, k);
+	if (whole.is_quantized)
+		whole_find_maxima(&whole);
+	whole_put(&whole, param->dtype, piece, is_scale, memory);
+	whole_close(&whole);
+}
+
+static void params_make(const struct engine_loop *loop, uint64_t version)
+{
+	for (uint32_t i = 0; i < loop->params.count; i++) {
+		const struct param *param = &loop->params.params[i];
+		for (uint32_t p = 0; p < param->form->piece_count; p++)
+			piece_make(loop->world, loop->manifest, loop->rank, param,
+				   &param->form->pieces[p], loop->expected + param->arena_offset,
+				   version);
+	}
+}
+
 static void params_fill(const struct manifest *manifest, uint32_t rank,
 			const struct rank_params *params, uint8_t *memory, uint64_t version)
 {
@@ -91,7 +132,10 @@ void loop_fault(struct engine_loop *loop, const char *format, ...)
 
 static void bytes_check(struct engine_loop *loop, uint64_t version)
 {
-	params_fill(loop->manifest, loop->rank, &loop->params, loop->expected, version);
+	if (loop->world->options.quant != NULL)
+		params_make(loop, version);
+	else
+		params_fill(loop->manifest, loop->rank, &loop->params, loop->expected, version);
 	for (uint32_t i = 0; i < loop->params.count; i++) {
 		const struct param *param = &loop->params.params[i];
 		const uint8_t *got = loop->where[i].base;
@@ -203,16 +247,15 @@ static void *loop_main(void *arg)
 
 /* ---------------------------------------------------------------- making it */
 
-static void manifest_write(const struct model *model, enum side side, const char *layout,
-			   const char *mesh, struct writer *text, struct manifest **manifest)
+static void manifest_write(const struct model *model, const struct manifest_options *options,
+			   struct writer *text, struct manifest **manifest)
 {
 	struct arena arena = {0};
 	struct findings findings = {.arena = &arena};
 	struct ws_error err = {0};
-	struct manifest_options options = {.side = side, .layout = layout, .mesh = mesh};
 
 	*text = (struct writer)WRITER_INIT(16u << 20);
-	ck_ok(manifest_make(model, &options, text, &findings, &err), err);
+	ck_ok(manifest_make(model, options, text, &findings, &err), err);
 	ck_ok(manifest_parse(manifest, text->bytes, text->count, &findings, &err), err);
 	arena_release(&arena);
 }
@@ -384,10 +427,18 @@ static void manifests_make(struct world *world)
 	      err);
 	ck_ok(model_scale(&model, whole, 1, options->scale != 0 ? options->scale : 16000, &err),
 	      err);
-	manifest_write(model, SIDE_TRAINER, options->trainer_layout, options->trainer_mesh,
-		       &world->trainer_text, &world->manifest[SIDE_TRAINER]);
-	manifest_write(model, SIDE_ROLLOUT, options->rollout_layout, options->rollout_mesh,
-		       &world->rollout_text, &world->manifest[SIDE_ROLLOUT]);
+	const struct manifest_options trainer = {.side = SIDE_TRAINER,
+						 .layout = options->trainer_layout,
+						 .mesh = options->trainer_mesh,
+						 .dtype = options->dtype};
+	const struct manifest_options rollout = {.side = SIDE_ROLLOUT,
+						 .layout = options->rollout_layout,
+						 .mesh = options->rollout_mesh,
+						 .casts =
+							 options->dtype != NULL ? "f32:bf16" : NULL,
+						 .quant = options->quant};
+	manifest_write(model, &trainer, &world->trainer_text, &world->manifest[SIDE_TRAINER]);
+	manifest_write(model, &rollout, &world->rollout_text, &world->manifest[SIDE_ROLLOUT]);
 	model_free(model);
 	model_free(whole);
 }

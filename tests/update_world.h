@@ -23,6 +23,8 @@ struct world_options {
 	uint64_t scale;	   /* 1/scale of its bytes; 0: 16000 */
 	const char *trainer_layout, *trainer_mesh;
 	const char *rollout_layout, *rollout_mesh;
+	const char *dtype; /* the trainers' params; NULL: as the model's */
+	const char *quant; /* the rollouts' scheme; NULL: none */
 	uint32_t trainers, replicas, replica_ranks, min_replicas;
 	bool inplace, digests, barrier;
 	const char *fanout;		  /* NULL: none */
