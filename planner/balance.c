@@ -189,7 +189,8 @@ static int line_begin(struct planning *planning, struct holder_set *set, uint32_
 		return -ENOMEM;
 	*line = index;
 	set->in_line = true;
-	set->own = plan->self >= plan->trainer_count || set_has(set, plan->self);
+	set->mine = plan->self >= plan->trainer_count || set_has(set, plan->self);
+	set->near = false;
 	if (set->count == 1)
 		return 0;
 	if (set->base == NULL) {
@@ -215,6 +216,7 @@ static int line_of_unit(struct planning *planning, const struct geometry *geomet
 			struct holder_set *set = planning_set(planning, atom->set);
 			if (!set->in_line && line_begin(planning, set, atom->set) != 0)
 				return -ENOMEM;
+			set->near = set->near || atom->near;
 			for (uint32_t t = 0; set->count > 1 && t < want->taker_count; t++)
 				set->base[want->takers[t].rank] += atom->bytes;
 		}

@@ -109,6 +109,29 @@ void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers)
 		plan->totals.forward_bytes += bytes;
 }
 
+/* What becomes of the box on the way; then its shape. */
+static int part_kind(struct planning *planning, const struct ends *ends, const struct box *box,
+		     struct raw *raw)
+{
+	const struct manifest *manifest = planning->plan->input.rollout;
+	struct plan_part *part = &raw->part;
+
+	if (ends->scale)
+		part->kind = PART_SCALES;
+	else if (part->from != part->to && manifest_rule(manifest, ends->target->rule)->quant)
+		part->kind = PART_CODES;
+	if (part->kind != PART_CAST)
+		part->scheme = manifest_scheme(manifest, ends->target->rule);
+	if (part->kind != PART_CODES) {
+		shape_normalize(raw, NULL);
+		return 0;
+	}
+	struct plan_blocks blocks = table_blocks(&ends->geometry->grid, ends->table, box);
+	shape_normalize(raw, &blocks);
+	part->blocks = blocks_keep(planning, &blocks);
+	return part->blocks == NULL ? -ENOMEM : 0;
+}
+
 int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
 	      uint64_t layers, struct ws_error *err)
 {
@@ -124,21 +147,26 @@ int boxes_put(struct planning *planning, const struct ends *ends, const struct b
 				       .dim_count = box->dim_count,
 				       .from = source->dtype,
 				       .to = target->dtype};
-	const struct param_rule *rule = manifest_rule(planning->plan->input.rollout, target->rule);
-	if (ends->scale)
-		raw->part.kind = PART_SCALES;
-	else if (source->dtype != target->dtype && rule->quant != NULL)
-		raw->part.kind = PART_CODES;
-	if (raw->part.kind != PART_CAST)
-		raw->part.scheme = manifest_scheme(planning->plan->input.rollout, target->rule);
 	raw->rules = (struct part_rules){source->rule, target->rule, source->each, target->each};
 	memcpy(raw->part.extent, box->extent, box->dim_count * sizeof(uint64_t));
 	part_side(source->piece, box, source->dtype, &raw->part.src_offset, raw->part.src_stride);
 	part_side(target->piece, box, target->dtype, &raw->part.dst_offset, raw->part.dst_stride);
 	raw->bytes = box_volume(box) * ws_dtype_bytes(target->dtype);
-	shape_normalize(raw);
+	if (part_kind(planning, ends, box, raw) != 0)
+		return plan_no_memory(err);
 	boxes_count(planning->plan, raw, layers);
 	return 0;
+}
+
+/* The weight that the delivery is about, or whose scale; NONE where it isn't quantized. */
+static uint32_t quantized_unit(const struct delivery *delivery)
+{
+	if (delivery->geometry->derived)
+		return scales_weight(delivery->planning, delivery->unit);
+	return delivery->geometry->scheme != NULL &&
+			       delivery->want->dtype == delivery->geometry->scheme->code
+		       ? delivery->unit
+		       : NONE;
 }
 
 /* A box for one replica; where replicas are alike it counts for the others too. */
@@ -149,26 +177,30 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 	struct plan *plan = planning->plan;
 	const struct holder *from =
 		&delivery->geometry->cells[delivery->atom->cell].holders[holder];
-	bool derived = delivery->geometry->derived;
-	uint32_t unit = derived ? scales_weight(planning, delivery->unit) : delivery->unit;
+	uint32_t weight = quantized_unit(delivery), count;
 	const struct holding *source;
-	uint32_t count;
-	int rc = match_holdings(planning, SIDE_TRAINER, from->rank, unit, &source, &count,
+	int rc = match_holdings(planning, SIDE_TRAINER, from->rank,
+				weight != NONE ? weight : delivery->unit, &source, &count,
 				delivery->err);
 	struct ends ends = {
 		.sender = from->rank,
 		.receiver = member_of_rollout(plan, delivery->replica, delivery->taker->rank),
 		.target = delivery->target,
-		.scale = derived};
+		.scale = delivery->geometry->derived,
+		.geometry = delivery->geometry};
 
+	if (rc == 0 && weight != NONE)
+		rc = table_of_unit(planning, from->rank, weight, &ends.table, delivery->err);
 	if (rc != 0)
 		return rc;
-	/* A scale made of it is read where it lies in the canonical scale. */
+	/* A scale is read from the table. */
 	struct holding made = source[from->nth];
+	struct piece entries;
 	ends.source = &source[from->nth];
-	if (derived) {
-		made.piece = delivery->geometry->cells[delivery->atom->cell].piece;
-		made.dtype = delivery->target->dtype;
+	if (ends.scale) {
+		entries = table_piece(ends.table);
+		made.piece = &entries;
+		made.dtype = WS_U32;
 		ends.source = &made;
 	}
 	rc = boxes_put(planning, &ends, box, delivery->kind->bucket_count, delivery->err);
@@ -187,10 +219,30 @@ static int raw_add(const struct delivery *delivery, const struct box *box, uint3
 	return 0;
 }
 
+/* A box that a holder sends: what it needs for that, and the box itself, as far as the planned
+ * member is concerned. */
+static int give(const struct delivery *delivery, const struct box *box, uint32_t holder, bool first)
+{
+	struct planning *planning = delivery->planning;
+	const struct plan *plan = planning->plan;
+	const struct geometry *geometry = delivery->geometry;
+	uint32_t rank = geometry->cells[delivery->atom->cell].holders[holder].rank;
+	bool all = plan->self == PLAN_ALL, trains = plan->self < plan->trainer_count;
+	bool mine = !trains || rank == plan->self;
+	uint32_t weight = all || trains ? quantized_unit(delivery) : NONE;
+	int rc = 0;
+
+	if (weight != NONE && (mine || delivery->atom->near)) {
+		struct box blocks = geometry->derived ? *box : grid_touched(&geometry->grid, box);
+		if (maxima_need(planning, weight, rank, &blocks) != 0)
+			rc = plan_no_memory(delivery->err);
+	}
+	return rc == 0 && mine ? raw_add(delivery, box, holder, first) : rc;
+}
+
 /*
- * Deals the atom's rows over the holders whose intervals it touches, and keeps those parts that
- * the planned member sends or receives.  A box too small for a run of its own goes whole to who has
- * its middle.
+ * Deals the atom's rows over the holders whose intervals it touches.  A box too small for a run of
+ * its own goes whole to who has its middle.
  */
 static int deal_rows(const struct delivery *delivery, const struct holder_set *set,
 		     uint64_t position)
@@ -218,14 +270,12 @@ static int deal_rows(const struct delivery *delivery, const struct holder_set *s
 		uint64_t end = reach >= bytes ? rows : (reach + row_bytes / 2) / row_bytes;
 		if (end <= done)
 			continue;
-		bool mine = plan->self == PLAN_ALL || plan->self >= plan->trainer_count ||
-			    set->ranks[i] == plan->self;
 		struct box box = *whole;
 		if (rows > 1) {
 			box.offset[dim] += done;
 			box.extent[dim] = end - done;
 		}
-		int rc = mine ? raw_add(delivery, &box, i, done == 0) : 0;
+		int rc = give(delivery, &box, i, done == 0);
 		if (rc != 0)
 			return rc;
 		done = end;
@@ -233,7 +283,7 @@ static int deal_rows(const struct delivery *delivery, const struct holder_set *s
 	return 0;
 }
 
-/* What one taker of a want gets, out of the sets that the planned member is concerned with. */
+/* What one taker of a want gets, as far as the planned member is concerned with it. */
 static int taker_boxes(struct delivery *delivery)
 {
 	struct planning *planning = delivery->planning;
@@ -246,15 +296,15 @@ static int taker_boxes(struct delivery *delivery)
 	for (uint32_t a = 0; rc == 0 && a < want->atom_count; a++) {
 		delivery->atom = &delivery->geometry->atoms[want->atom_first + a];
 		struct holder_set *set = planning_set(planning, delivery->atom->set);
-		if (!set->own)
+		bool concerned = set->mine || delivery->atom->near;
+		if (set->count == 1 && concerned)
+			rc = give(delivery, &delivery->atom->box, 0, true);
+		if (set->count == 1 || !(set->mine || set->near))
 			continue;
-		if (set->count == 1) {
-			rc = raw_add(delivery, &delivery->atom->box, 0, true);
-			continue;
-		}
-		rc = deal_rows(delivery, set,
-			       delivery->replica * set->line + set->base[rank] +
-				       set->running[rank]);
+		if (concerned)
+			rc = deal_rows(delivery, set,
+				       delivery->replica * set->line + set->base[rank] +
+					       set->running[rank]);
 		set->running[rank] += delivery->atom->bytes;
 	}
 	return rc;
@@ -332,7 +382,7 @@ int boxes_of_kind(struct planning *planning, struct bucket_kind *kind, struct ws
 	uint32_t lo = 0, hi = plan->fed_replicas;
 	int rc = balance_lines(planning, kind, err);
 
-	planning->raws.count = 0;
+	planning->raws.count = planning->needs.count = 0;
 	kind->replicas_alike = replicas_alike(planning);
 	if (plan->self != PLAN_ALL && plan->self >= plan->trainer_count) {
 		lo = (plan->self - plan->trainer_count) / plan->rollout_count;

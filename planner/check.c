@@ -72,7 +72,7 @@ static bool inside(const struct plan_part *part, uint64_t offset, const int64_t 
 	return low >= 0 && high <= (__int128)bytes;
 }
 
-static bool is_float(enum ws_dtype dtype)
+bool check_is_float(enum ws_dtype dtype)
 {
 	return dtype == WS_F32 || dtype == WS_BF16 || dtype == WS_F16;
 }
@@ -87,23 +87,28 @@ static const char *dtypes_fault(const struct plan_part *part, const struct peer 
 
 	if (part->to != dst->dtype)
 		return "its dtype isn't the target's";
+	bool makes = scheme != NULL && part->scheme == scheme && check_is_float(src->dtype) &&
+		     manifest_side(from->manifest) == SIDE_TRAINER;
 	if (part->kind == PART_SCALES)
-		return scheme != NULL && rule->is_scale && part->from == part->to &&
-				       is_float(src->dtype) &&
-				       manifest_side(from->manifest) == SIDE_TRAINER
+		return makes && rule->is_scale && part->from == WS_U32 && part->blocks == NULL
 			       ? NULL
 			       : "it brings a scale that nobody makes";
 	if (part->from != src->dtype)
 		return "its dtype isn't the source's";
-	if (part->from == part->to)
-		return part->kind != PART_CAST ? "it quantizes what needn't be" : NULL;
-	if (!is_float(part->from))
-		return "its dtype can't be cast";
-	if (scheme != NULL && !rule->is_scale)
-		return part->kind == PART_CODES && part->to == scheme->code
+	if (part->kind == PART_CODES)
+		return makes && !rule->is_scale && part->from != part->to &&
+				       part->to == scheme->code && part->blocks != NULL
 			       ? NULL
 			       : "its codes aren't the scheme's";
-	if (part->kind != PART_CAST || !manifest_casts(to->manifest, part->from, part->to))
+	if (part->kind != PART_CAST || part->scheme != NULL || part->blocks != NULL)
+		return "it quantizes what needn't be";
+	if (part->from == part->to)
+		return NULL;
+	if (scheme != NULL && !rule->is_scale)
+		return "it doesn't quantize what must be";
+	if (!check_is_float(part->from))
+		return "its dtype can't be cast";
+	if (!manifest_casts(to->manifest, part->from, part->to))
 		return "its cast isn't declared";
 	return NULL;
 }
@@ -136,8 +141,7 @@ static const char *part_fault(const struct plan_part *part, const struct part_ru
 	return NULL;
 }
 
-/* The same elements the other way round: what is written becomes what is read. */
-static struct plan_part mirrored(const struct plan_part *part)
+struct plan_part check_mirrored(const struct plan_part *part)
 {
 	struct plan_part mirror = *part;
 
@@ -156,7 +160,7 @@ static int follow_part(struct checking *checking, uint32_t member, const struct 
 		       struct spot_param *target, char *why, size_t why_bytes)
 {
 	if (pair->sender == member && pair->sender >= checking->plan->trainer_count) {
-		struct plan_part mirror = mirrored(part);
+		struct plan_part mirror = check_mirrored(part);
 		return account_part(&checking->forwarded, &mirror, target, source, why, why_bytes);
 	}
 	bool receives = pair->receiver == member;
@@ -211,8 +215,32 @@ struct part_check {
 	const struct place_of_copy *at;
 	struct peer *from, *to;
 	struct spot_param source, target;
+	struct maxima_part maxima;
 	char why[1200];
 };
+
+/* What is quantized is read by way of the sender's tables.  0, 1 and a sentence, -ENOMEM. */
+static int check_quantized(struct part_check *check, const struct plan_part *part)
+{
+	struct spot_param *source = &check->source;
+	const char *fault = NULL;
+	struct made_scale made;
+	int rc = 0;
+
+	if (part->kind == PART_SCALES) {
+		fault = check_scale_source(&check->maxima, part, &check->target, &made);
+		source = &made.spot;
+	}
+	if (fault == NULL)
+		rc = follow_part(check->checking, check->member, &check->at->state->pair, part,
+				 source, &check->target, check->why, sizeof(check->why));
+	if (rc == 0 && fault == NULL && part->kind == PART_SCALES)
+		rc = check_scale_need(&check->maxima, part, &made);
+	if (fault == NULL)
+		return rc;
+	snprintf(check->why, sizeof(check->why), "%s", fault);
+	return 1;
+}
 
 /* One repetition, or all as one.  0, 1 and a finding, -ENOMEM. */
 static int check_once(struct part_check *check, const struct plan_part *part,
@@ -232,24 +260,38 @@ static int check_once(struct part_check *check, const struct plan_part *part,
 	int rc = check_spot(checking, &check->source, check->from, part->src_param);
 	if (rc == 0)
 		rc = check_spot(checking, &check->target, check->to, part->dst_param);
-	struct made_scale made;
-	struct spot_param *source = &check->source;
-	if (rc == 0 && part->kind == PART_SCALES) {
-		fault = check_scale_source(part, &check->target, &made);
-		source = &made.spot;
-		if (fault == NULL &&
-		    !inside(part, part->src_offset, part->src_stride, part->from, made.param.bytes))
-			fault = "it reads outside the scale";
-	}
-	if (rc == 0 && fault == NULL)
-		rc = follow_part(checking, check->member, &check->at->state->pair, part, source,
-				 &check->target, check->why, sizeof(check->why));
-	if (rc == 0 && fault == NULL && part->kind == PART_SCALES)
-		fault = check_scale_holder(part, &made, &check->source);
-	if (fault != NULL)
-		rc = 1;
+	if (rc == 0)
+		rc = check_quantized(check, part);
 	if (rc == 1)
-		tell(checking, check->at, "identity", fault != NULL ? fault : check->why);
+		tell(checking, check->at, "identity", check->why);
+	return rc;
+}
+
+/* Codes are made by the maxima of their blocks, in each repetition. */
+static int check_part_codes(struct part_check *check, const struct plan_part *part)
+{
+	const char *why;
+	int rc = check_codes(&check->maxima, check->at->copy, part, &check->source, &why);
+
+	if (rc == 1)
+		tell(check->checking, check->at, "identity", why);
+	return rc;
+}
+
+/* Between trainers there are maxima and nothing else. */
+static int check_maxima(struct part_check *check, const struct plan_part *part,
+			const struct part_rules *rules)
+{
+	bool plain = rules->src_rule == 0 && rules->dst_rule == 0 && rules->src_each == 0 &&
+		     rules->dst_each == 0 && part->kind == PART_MAXIMA;
+	int rc = 1;
+
+	if (!plain)
+		snprintf(check->why, sizeof(check->why), "it isn't of maxima");
+	else
+		rc = check_maxima_part(&check->maxima, part, NULL, check->why, sizeof(check->why));
+	if (rc == 1)
+		tell(check->checking, check->at, "identity", check->why);
 	return rc;
 }
 
@@ -260,13 +302,30 @@ static int check_repeated(struct part_check *check, const struct plan_part *part
 	struct plan_part whole = *part;
 	int rc = 0;
 
-	if (copy->repeat == 1 || repeated(copy, part, &whole))
-		return check_once(check, &whole, rules);
-	for (uint32_t r = 0; rc == 0 && r < copy->repeat; r++) {
+	if (check->at->state->pair.receiver < check->checking->plan->trainer_count)
+		return check_maxima(check, part, rules);
+	bool once = copy->repeat == 1 || repeated(copy, part, &whole);
+	for (uint32_t r = 0; rc == 0 && r < (once ? 1 : copy->repeat); r++) {
 		rc = check_once(check, &whole, rules);
 		whole.src_offset += (uint64_t)copy->src_step;
 		whole.dst_offset += (uint64_t)copy->dst_step;
 	}
+	return rc == 0 && part->kind == PART_CODES ? check_part_codes(check, part) : rc;
+}
+
+/* The tables of both ends, where they are trainers that keep some. */
+static int maxima_begin(struct part_check *check)
+{
+	const struct plan *plan = check->checking->plan;
+	const struct plan_pair *pair = &check->at->state->pair;
+	int rc = 0;
+
+	check->maxima =
+		(struct maxima_part){.checking = check->checking, .kind = check->at->segment->kind};
+	if (pair->sender < plan->trainer_count)
+		rc = check_tables(check->checking, pair->sender, &check->maxima.from);
+	if (rc == 0 && pair->receiver < plan->trainer_count)
+		rc = check_tables(check->checking, pair->receiver, &check->maxima.to);
 	return rc;
 }
 
@@ -279,7 +338,8 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 	const struct part_rules *rules =
 		(const struct part_rules *)plan->part_rules.items + copy->part_first;
 	struct part_check check = {.checking = checking, .member = member, .at = at};
-	bool gather = copy->part_count > 1;
+	bool maxima = at->state->pair.receiver < plan->trainer_count;
+	bool gather = copy->part_count > 1 || maxima;
 	uint64_t wire = 0;
 	int rc = 0;
 
@@ -287,6 +347,7 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 	check.to = check_member_peer(checking, at->state->pair.receiver);
 	if (check.from == NULL || check.to == NULL)
 		return checking->err->code;
+	rc = maxima_begin(&check);
 	for (uint32_t i = 0; rc == 0 && i < copy->part_count; i++) {
 		const struct plan_part *part = &parts[i];
 		rc = check_repeated(&check, part, &rules[i]);
@@ -298,7 +359,7 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 		wire = part->wire_offset + wire_bytes(part);
 		gather = gather || part->from != part->to || part->kind == PART_SCALES ||
 			 !packed(part, part->src_stride, part->from);
-		if (copy->ring < 0 && !packed(part, part->dst_stride, part->to))
+		if (copy->ring < 0 && !maxima && !packed(part, part->dst_stride, part->to))
 			tell(checking, at, "wire",
 			     "it isn't in one piece at the target and avoids the ring");
 	}
@@ -306,7 +367,9 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 		tell(checking, at, "wire", "its bytes aren't those of its parts");
 	if (rc == 0 && gather != copy->gather)
 		tell(checking, at, "wire", "it gathers where it needn't, or doesn't where it must");
-	return rc == -ENOMEM ? plan_no_memory(checking->err) : 0;
+	if (rc == -ENOMEM)
+		return plan_no_memory(checking->err);
+	return MIN(rc, 0);
 }
 
 /* All copies of a pair, in the layers planned. */
@@ -389,8 +452,7 @@ static void check_forwards(struct checking *checking, const struct peer *mine)
 		     box_text(&missing->box, box, sizeof(box)), name);
 }
 
-/* The first of the pairs by receiver that isn't of a lower one. */
-static uint32_t first_received(const struct plan *plan, uint32_t member)
+uint32_t check_first_received(const struct plan *plan, uint32_t member)
 {
 	uint32_t lo = 0, hi = plan->receive_count;
 
@@ -411,7 +473,8 @@ static bool received_alike(const struct plan *plan, uint32_t member)
 
 	if (member < plan->trainer_count + ranks || plan->input.rules.fanout != FANOUT_NONE)
 		return false;
-	uint32_t a = first_received(plan, member - ranks), b = first_received(plan, member);
+	uint32_t a = check_first_received(plan, member - ranks),
+		 b = check_first_received(plan, member);
 	for (; b < plan->receive_count; a++, b++) {
 		const struct pair_state *x = plan_pair_state(plan, plan->by_receiver[a]);
 		const struct pair_state *y = plan_pair_state(plan, plan->by_receiver[b]);
@@ -435,7 +498,8 @@ static int check_receiver(struct checking *checking, uint32_t member)
 		return 0;
 	checking->written.claims.count = 0;
 	checking->fed.claims.count = checking->forwarded.claims.count = 0;
-	for (uint32_t i = first_received(plan, member); rc == 0 && i < plan->receive_count; i++) {
+	for (uint32_t i = check_first_received(plan, member); rc == 0 && i < plan->receive_count;
+	     i++) {
 		const struct pair_state *state = plan_pair_state(plan, plan->by_receiver[i]);
 		if (state->pair.receiver != member)
 			break;
@@ -459,6 +523,9 @@ static int check_receivers(struct checking *checking)
 	const struct plan_input *input = &plan->input;
 	int rc = 0;
 
+	for (uint32_t i = 0; rc == 0 && i < plan->pairs.count; i++)
+		if (plan_pair_state(plan, i)->pair.receiver < plan->trainer_count)
+			rc = check_pair(checking, PLAN_ALL, plan_pair_state(plan, i));
 	for (uint32_t m = plan->trainer_count; rc == 0 && m < plan->member_count; m++) {
 		rc = check_receiver(checking, m);
 		if (input->progress != NULL)
@@ -471,6 +538,7 @@ static int check_receivers(struct checking *checking)
 static int check_all(struct checking *checking)
 {
 	const struct plan *plan = checking->plan;
+	uint32_t found = checking->findings->count;
 	int rc = check_numbers(checking);
 
 	if (plan->self != PLAN_ALL && plan->self < plan->trainer_count)
@@ -480,6 +548,12 @@ static int check_all(struct checking *checking)
 		rc = rc == 0 ? check_receiver(checking, plan->self) : rc;
 	else
 		rc = rc == 0 ? check_receivers(checking) : rc;
+	/* What is needed is known by now; where something else is wrong it isn't all there is. */
+	for (uint32_t t = 0; rc == 0 && checking->findings->count == found &&
+			     plan->tables != NULL && t < plan->trainer_count;
+	     t++)
+		if (plan->self == PLAN_ALL || plan->self == t)
+			rc = check_trainer(checking, t);
 	return rc == 0 ? check_loops(checking) : rc;
 }
 
@@ -506,6 +580,10 @@ int plan_check(const struct plan *plan, struct findings *findings, struct ws_err
 	vec_release(&checking.fed.claims);
 	vec_release(&checking.forwarded.claims);
 	vec_release(&checking.reaches);
+	vec_release(&checking.boxes);
+	for (uint32_t t = 0; checking.tables != NULL && t < plan->trainer_count; t++)
+		idmap_release(&checking.tables[t].by_name);
+	idmap_release(&checking.schemes);
 	idmap_release(&checking.reach_map);
 	idmap_release(&checking.forms);
 	arena_release(&checking.arena);

@@ -42,12 +42,19 @@ struct peer {
 	uint32_t *each;		    /* by param: how many params of its rule a layer has */
 };
 
+/* Which tensor a piece is of: its rule, and the layer and expert that its name needs. */
+struct spot_tensor {
+	const struct tensor_rule *rule;
+	int32_t layer, expert;
+};
+
 /* A param of one rank, for asking which canonical element an element is. */
 struct spot_param {
 	const struct peer *peer;
 	const struct param *param;
 	const struct reach *reach;
-	uint32_t piece; /* met last: tried first */
+	uint32_t piece;			 /* met last: tried first */
+	const struct spot_tensor *names; /* by slot, where that isn't the param's; or NULL */
 };
 
 /* ---- follow.c */
@@ -59,18 +66,14 @@ struct spot_param {
 int account_part(struct account *account, const struct plan_part *part, struct spot_param *source,
 		 struct spot_param *target, char *why, size_t why_bytes);
 
-/* Which tensor a piece is of: its rule, and the layer and expert that its name needs. */
-struct spot_tensor {
-	const struct tensor_rule *rule;
-	int32_t layer, expert;
-};
-
 struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece);
 /* Whether a piece is of that tensor. */
 bool account_same_tensor(const struct spot_param *spot, const struct piece *piece,
 			 const struct spot_tensor *other);
 /* The piece that has an element, or NULL. */
 const struct piece *account_find(struct spot_param *spot, uint64_t x);
+/* The same, and at which of the piece's steps. */
+const struct piece *account_place(struct spot_param *spot, uint64_t x, uint64_t *at);
 
 /* Fills as many reaches as the form has pieces, by lo. */
 void account_reach(const struct form *form, struct reach *list);
@@ -93,19 +96,37 @@ int account_form_overlaps(const struct form *form);
  * the caller's to release. */
 int account_form_stretches(const struct form *form, struct vec *list);
 
+/* A list of boxes. */
+struct box_node {
+	struct box box;
+	uint32_t next; /* index + 1, or 0 */
+};
+
+struct tables_view;
+
 struct checking {
 	const struct plan *plan;
 	struct findings *findings;
 	struct ws_error *err;
-	struct arena arena;	/* lives as long as the peers */
-	struct peer *peers[2];	/* by rank of one side; of one replica */
-	struct idmap reach_map; /* by form's address: index in reaches */
-	struct vec reaches;	/* of const struct reach * */
-	struct idmap forms;	/* rule and form id: the form was looked at */
+	struct arena arena;	    /* lives as long as the peers */
+	struct peer *peers[2];	    /* by rank of one side; of one replica */
+	struct idmap reach_map;	    /* by form's address: index in reaches */
+	struct vec reaches;	    /* of const struct reach * */
+	struct idmap forms;	    /* rule and form id: the form was looked at */
+	struct idmap schemes;	    /* trainer's tensor and layer: the rollout's tensor */
+	struct tables_view *tables; /* by trainer; made when asked for */
+	struct vec boxes;	    /* of struct box_node: blocks that are needed */
 	/* of the member at hand */
 	struct account written;
 	struct account fed, forwarded; /* of written: what feeds; and what is sent on */
 };
+
+/* ---- check.c */
+/* The same elements the other way round: what is written becomes what is read. */
+struct plan_part check_mirrored(const struct plan_part *part);
+bool check_is_float(enum ws_dtype dtype);
+/* The first of the pairs by receiver that isn't of a lower one. */
+uint32_t check_first_received(const struct plan *plan, uint32_t member);
 
 /* ---- check_peers.c */
 /* The rank's params; NULL and an error. */
@@ -119,9 +140,63 @@ struct peer *check_member_peer(struct checking *checking, uint32_t member);
 int check_spot(struct checking *checking, struct spot_param *spot, struct peer *peer,
 	       uint32_t param);
 
-/* ---- check_scales.c */
-/* A scale as its sender makes it: the whole canonical scale, row-major. */
+/* ---- check_tables.c */
+/* A table of maxima: what it is of, and what of it is needed. */
+struct table_view {
+	const struct quant_scheme *scheme;
+	uint64_t each[BOX_DIM_MAX]; /* elements under one scale, by the tensor's dims */
+	uint32_t kind;
+	uint64_t end;	/* the entry behind its last, in its bucket */
+	uint32_t needs; /* blocks that its trainer sends codes or scales of: the first of
+			 * checking->boxes + 1, or 0 */
+};
+
+/* All of a bucket's. */
+struct kind_view {
+	uint32_t first; /* table */
+	struct param param;
+	struct form form;	/* a piece is a table, an element a block */
+	struct spot_param spot; /* of all that; no param without tables */
+};
+
+struct tables_view {
+	bool known;
+	uint32_t rank;
+	struct peer *peer;
+	struct piece *pieces;	   /* by table */
+	struct spot_tensor *names; /* by table */
+	struct table_view *tables;
+	struct kind_view *kinds;
+	uint32_t *rule_of;    /* by tensor: its rule of params + 1 at this rank; NONE: several */
+	struct idmap by_name; /* tensor, layer and expert: its table; made when asked for */
+};
+
+/* NULL where nothing of the trainer's is quantized.  Faults are findings, and -EINVAL. */
+int check_tables(struct checking *checking, uint32_t trainer, struct tables_view **out);
+/* The table of a tensor of the trainers' manifest; NONE.  -ENOMEM. */
+int check_table_find(struct checking *checking, struct tables_view *view, uint32_t tensor,
+		     const struct spot_tensor *name, uint32_t *table_out);
+
+/* ---- check_maxima.c */
+/* What of a copy from a trainer is followed. */
+struct maxima_part {
+	struct checking *checking;
+	struct tables_view *from, *to; /* of trainers; else NULL */
+	uint32_t kind;
+};
+
+/* Whether the part, which was followed, takes each code by the maximum of its block; what that
+ * needs is noted.  0, 1 and a sentence, -ENOMEM. */
+int check_codes(const struct maxima_part *at, const struct stored_copy *copy,
+		const struct plan_part *part, struct spot_param *source, const char **why);
+/* Whether the param's box raises the entries of its own blocks: which table's, and with which
+ * elements.  NULL, or what is wrong. */
+const char *check_local_blocks(const struct maxima_part *at, const struct plan_part *part,
+			       const struct plan_blocks *blocks, uint32_t param,
+			       uint32_t *table_out, struct box *elements_out);
+/* A scale as its sender makes it: the table of its weight, in the scale's name. */
 struct made_scale {
+	uint32_t table;
 	struct param param;
 	struct form form;
 	struct piece piece;
@@ -130,12 +205,20 @@ struct made_scale {
 };
 
 /* Fills made for the scale that the part brings.  NULL, or what is wrong. */
-const char *check_scale_source(const struct plan_part *part, struct spot_param *target,
-			       struct made_scale *made);
-/* Whether the source's param has a part of each block whose scale the part brings; the part has
- * been followed from made.  NULL, or what is wrong. */
-const char *check_scale_holder(const struct plan_part *part, const struct made_scale *made,
-			       struct spot_param *source);
+const char *check_scale_source(const struct maxima_part *at, const struct plan_part *part,
+			       struct spot_param *target, struct made_scale *made);
+/* Notes what the part, which has been followed from made, needs.  -ENOMEM. */
+int check_scale_need(const struct maxima_part *at, const struct plan_part *part,
+		     const struct made_scale *made);
+/* Whether each of the part's maxima comes to the entry of its own block; what comes goes into
+ * account (or NULL), by the kind's tables.  0, 1 and a sentence, -ENOMEM. */
+int check_maxima_part(const struct maxima_part *at, const struct plan_part *part,
+		      struct account *account, char *why, size_t why_bytes);
+
+/* ---- check_told.c */
+/* For each code and scale that the trainer sends: it has found, or was told, the maxima of all
+ * of the block.  And what it tells, it has found. */
+int check_trainer(struct checking *checking, uint32_t trainer);
 
 /* ---- check_loops.c */
 /* Every number of the plan that isn't in a part: copies' in their segments, instances', counters',

@@ -13,7 +13,7 @@
 static const char *copy_fault(const struct plan *plan, const struct stored_copy *copy,
 			      const struct segment *sums)
 {
-	bool ring = copy->ring >= 0;
+	bool ring = copy->ring >= 0, maxima;
 	uint32_t counters = sums->ring_count + (sums->direct_op_count > 0);
 
 	if (copy->bytes == 0 || copy->part_count == 0 || copy->repeat == 0 ||
@@ -30,7 +30,11 @@ static const char *copy_fault(const struct plan *plan, const struct stored_copy 
 		return "a ring number doesn't follow the one before";
 	if (ring && copy->bytes > plan->slot_bytes)
 		return "a ring copy is larger than a slot";
-	if (!ring && (copy->part_count != 1 || sums->ring_count > 0))
+	maxima =
+		((const struct plan_part *)plan->parts.items)[copy->part_first].kind == PART_MAXIMA;
+	if (maxima && (ring || sums->copy_total > 0 || copy->repeat != 1))
+		return "maxima aren't one copy";
+	if (!ring && !maxima && (copy->part_count != 1 || sums->ring_count > 0))
 		return "a copy has several parts, or comes after ring copies, and avoids the ring";
 	if (copy->counter != (ring ? counters : 0))
 		return "a copy's counter is another's";
@@ -145,7 +149,7 @@ static bool may_feed(const struct plan *plan, const struct plan_pair *pair)
 
 /* What a pair's instances add up to. */
 struct sums {
-	uint64_t bytes, ops;
+	uint64_t bytes, ops, inbox;
 	uint32_t rings, counters, rows_left;
 };
 
@@ -157,9 +161,12 @@ static const char *pair_fault(const struct plan *plan, const struct pair_state *
 	uint32_t slots = plan_slot_count(plan);
 	uint32_t credits = sums->rings > slots ? sums->rings - slots : 0;
 
-	if (pair->receiver < plan->trainer_count || pair->receiver >= plan->member_count ||
-	    pair->receiver == pair->sender)
+	if (pair->receiver >= plan->member_count || pair->receiver == pair->sender ||
+	    (pair->receiver < plan->trainer_count &&
+	     (pair->sender >= plan->trainer_count || plan->tables == NULL)))
 		return "it sends where nobody receives";
+	if (pair->inbox_bytes != sums->inbox)
+		return "its inbox isn't of the size of its copies";
 	if (plan->self != PLAN_ALL && pair->sender != plan->self && pair->receiver != plan->self)
 		return "it isn't of the member that was planned for";
 	if (pair->sender >= plan->trainer_count && plan->input.rules.fanout == FANOUT_NONE)
@@ -197,7 +204,8 @@ static const char *instances_fault(const struct plan *plan, const struct pair_st
 		if (i == state->instance_count || instance->bucket != b ||
 		    instance->segment != index - 1 || plan_segment(plan, index - 1)->kind != kind)
 			return "its buckets aren't those of its kinds";
-		if (instance->op_base != total->ops || instance->ring_base != total->rings ||
+		if (instance->inbox_base != total->inbox || instance->op_base != total->ops ||
+		    instance->ring_base != total->rings ||
 		    instance->counter_base != total->counters)
 			return "a bucket's numbers don't follow the bucket before";
 		const struct segment *sum = &sums[index - 1];
@@ -209,6 +217,8 @@ static const char *instances_fault(const struct plan *plan, const struct pair_st
 		total->rings += sum->ring_count;
 		total->counters += sum->counter_count;
 		total->bytes += sum->bytes;
+		if (state->pair.receiver < plan->trainer_count)
+			total->inbox += align_up(sum->bytes, WIRE_ALIGN);
 		i++;
 	}
 	return i == state->instance_count ? NULL : "it has buckets that aren't its kinds'";

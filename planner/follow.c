@@ -128,6 +128,11 @@ static const struct piece *spot_find(struct spot_param *spot, uint64_t x, uint64
 	return NULL;
 }
 
+const struct piece *account_place(struct spot_param *spot, uint64_t x, uint64_t *at)
+{
+	return spot_find(spot, x, at);
+}
+
 const struct piece *account_find(struct spot_param *spot, uint64_t x)
 {
 	uint64_t at[BOX_DIM_MAX];
@@ -141,6 +146,8 @@ struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece
 				     .layer = -1,
 				     .expert = -1};
 
+	if (spot->names != NULL)
+		return spot->names[piece->slot];
 	if (tensor.rule->layer_lo >= 0)
 		tensor.layer = spot->param->layer;
 	if (tensor.rule->expert_lo >= 0)

@@ -342,6 +342,24 @@ static int check_dtype(struct making *making, enum ws_dtype from, const struct e
 	return 0;
 }
 
+/* A block's scale is that of all its elements: trainers must hold them, wanted or not. */
+static int check_blocks(struct making *making, const struct want *want, const struct entry *entry,
+			struct ws_error *err)
+{
+	const struct grid *grid = &making->geometry->grid;
+	const struct box touched = grid_touched(grid, &want->box);
+	struct entry whole = *entry;
+	struct box common;
+	uint64_t covered = 0;
+
+	whole.box = grid_elements(grid, &touched);
+	const struct cell *cells = making->cells.items;
+	for (size_t i = making->cells.count; i > 0; i--)
+		if (box_intersect(&cells[i - 1].box, &whole.box, &common))
+			covered += box_volume(&common);
+	return covered == box_volume(&whole.box) ? 0 : tell_missing(making, &whole, err);
+}
+
 /* What of the want comes out of which cell. */
 static int want_fill(struct making *making, struct want *want, const struct entry *entry,
 		     struct ws_error *err)
@@ -377,7 +395,9 @@ static int want_fill(struct making *making, struct want *want, const struct entr
 			return rc;
 	}
 	making->geometry->bytes += covered * ws_dtype_bytes(want->dtype) * want->taker_count;
-	return covered == box_volume(&want->box) ? 0 : tell_missing(making, entry, err);
+	if (covered != box_volume(&want->box))
+		return tell_missing(making, entry, err);
+	return making->geometry->scheme == NULL ? 0 : check_blocks(making, want, entry, err);
 }
 
 static bool same_strides(const struct piece *a, const struct piece *b)
@@ -428,6 +448,62 @@ static void *keep(struct planning *planning, const struct vec *list, size_t byte
 	return kept;
 }
 
+/* The scheme by which trainers' floats become the unit's codes at rollouts, or NULL. */
+static const struct quant_scheme *unit_scheme(const struct planning *planning, uint32_t unit,
+					      struct grid *grid)
+{
+	const struct side_index *sides = planning->sides, *target = &sides[SIDE_ROLLOUT];
+	uint32_t tensor = target->unit_tensor[unit];
+	uint32_t source = sides[SIDE_TRAINER].unit_pattern[unit];
+	const struct quant_scheme *scheme =
+		tensor == NONE ? NULL : manifest_tensor_scheme(target->manifest, tensor);
+
+	memset(grid, 0, sizeof(*grid));
+	if (scheme == NULL || source == NONE)
+		return NULL;
+	const struct pattern *wants = side_pattern(target, target->unit_pattern[unit]);
+	const struct pattern *holds = side_pattern(&sides[SIDE_TRAINER], source);
+	bool codes = false, floats = false;
+	for (uint32_t i = 0; !codes && i < wants->entry_count; i++)
+		codes = wants->entries[i].dtype == scheme->code;
+	for (uint32_t i = 0; !floats && i < holds->entry_count; i++)
+		floats = castable(holds->entries[i].dtype, WS_F32);
+	if (!codes || !floats)
+		return NULL;
+	*grid = grid_make(scheme, manifest_tensor(target->manifest, tensor));
+	return scheme;
+}
+
+/* What each trainer touches: its boxes lie side by side in the pattern. */
+static int touched_make(struct planning *planning, struct geometry *geometry,
+			const struct pattern *source)
+{
+	geometry->touched = arena_array(&planning->plan->arena, source->entry_count,
+					sizeof(*geometry->touched));
+	if (geometry->touched == NULL)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < source->entry_count; i++) {
+		const struct entry *entry = &source->entries[i];
+		const struct box blocks = grid_touched(&geometry->grid, &entry->box);
+		struct touched *last = &geometry->touched[geometry->touched_count];
+		if (!castable(entry->dtype, WS_F32))
+			continue;
+		if (geometry->touched_count == 0 || last[-1].rank != entry->rank) {
+			*last = (struct touched){entry->rank, blocks};
+			geometry->touched_count++;
+			continue;
+		}
+		for (uint32_t d = 0; d < blocks.dim_count; d++) {
+			struct box *all = &last[-1].blocks;
+			uint64_t end = MAX(all->offset[d] + all->extent[d],
+					   blocks.offset[d] + blocks.extent[d]);
+			all->offset[d] = MIN(all->offset[d], blocks.offset[d]);
+			all->extent[d] = end - all->offset[d];
+		}
+	}
+	return 0;
+}
+
 static int geometry_fill(struct planning *planning, struct geometry *geometry, struct ws_error *err)
 {
 	static const struct pattern nobody;
@@ -443,7 +519,9 @@ static int geometry_fill(struct planning *planning, struct geometry *geometry, s
 	if (geometry->source_pattern != NONE)
 		source = side_pattern(&planning->sides[SIDE_TRAINER], geometry->source_pattern);
 	making.wanted = target->entries[0].dtype;
-	if (cells_make(&making, source) != 0)
+	geometry->scheme = unit_scheme(planning, geometry->unit, &geometry->grid);
+	if (cells_make(&making, source) != 0 ||
+	    (geometry->scheme != NULL && touched_make(planning, geometry, source) != 0))
 		rc = plan_no_memory(err);
 	if (rc == 0)
 		rc = wants_make(&making, target, err);
@@ -477,6 +555,9 @@ int geometry_make(struct planning *planning, struct ws_error *err)
 		if (target == NONE)
 			continue;
 		uint64_t key = (uint64_t)source << 32 | target;
+		struct grid grid;
+		if (unit_scheme(planning, unit, &grid) != NULL)
+			key = digest_bytes(&grid, sizeof(grid), key);
 		uint32_t index = idmap_get(&map, key);
 		if (index == NONE) {
 			index = (uint32_t)planning->geometries.count;

@@ -93,6 +93,12 @@ const struct quant_scheme *manifest_scheme(const struct manifest *manifest, uint
 	return manifest->rules[rule].scheme;
 }
 
+const struct quant_scheme *manifest_tensor_scheme(const struct manifest *manifest, uint32_t tensor)
+{
+	/* Derived scales stand behind the listed tensors, for which alone there is room. */
+	return manifest->tensors[tensor].is_scale ? NULL : manifest->tensor_scheme[tensor];
+}
+
 /* Index of a rank in a rule's rows; row_forms.count where it has none. */
 static uint32_t row_find(const struct row_forms *rows, uint32_t rank)
 {

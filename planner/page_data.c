@@ -100,7 +100,8 @@ static void put_members(struct json_writer *json, const char *key, const uint64_
 	json_end_array(json);
 }
 
-/* What goes through each member's NICs, gaps on the wire included: pairs inside a host don't. */
+/* What goes through each member's NICs, gaps on the wire included, maxima not: pairs inside a host
+ * don't. */
 static int put_nics(struct json_writer *json, const struct plan *all)
 {
 	const struct place *places = all->input.places;
@@ -110,6 +111,8 @@ static int put_nics(struct json_writer *json, const struct plan *all)
 
 	for (uint32_t i = 0; rc == 0 && i < plan_send_pair_count(all); i++) {
 		const struct plan_pair *pair = plan_send_pair(all, i);
+		if (pair_tells(all, pair))
+			continue;
 		if (places != NULL &&
 		    strcmp(places[pair->sender].host, places[pair->receiver].host) == 0)
 			continue;

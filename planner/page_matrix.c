@@ -39,7 +39,7 @@ static void matrix_release(struct matrix *matrix)
 }
 
 /* Any member may send and receive: trainers do the one, rollouts the other, and more of them
- * both where bytes are forwarded. */
+ * both where bytes are forwarded.  Maxima among trainers aren't shown. */
 static struct matrix matrix_of(const struct plan *all)
 {
 	uint32_t columns = all->trainer_count, row_first = all->trainer_count;
@@ -47,7 +47,8 @@ static struct matrix matrix_of(const struct plan *all)
 	for (uint32_t i = 0; i < plan_send_pair_count(all); i++) {
 		const struct plan_pair *pair = plan_send_pair(all, i);
 		columns = MAX(columns, pair->sender + 1);
-		row_first = MIN(row_first, pair->receiver);
+		if (!pair_tells(all, pair))
+			row_first = MIN(row_first, pair->receiver);
 	}
 	return (struct matrix){.columns = columns,
 			       .row_first = row_first,
@@ -77,6 +78,8 @@ static int matrix_fill(struct matrix *matrix, const struct plan *all)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < plan_send_pair_count(all); i++) {
 		const struct plan_pair *pair = plan_send_pair(all, i);
+		if (pair_tells(all, pair))
+			continue;
 		uint32_t row = (pair->receiver - matrix->row_first) / matrix->row_bin;
 		matrix->cells[(size_t)row * matrix->wide + pair->sender / matrix->column_bin] +=
 			pair->bytes;

@@ -19,7 +19,7 @@ struct pair_state *pairs_find(struct planning *planning, uint32_t sender, uint32
 		return NULL;
 	state->pair.sender = sender;
 	state->pair.receiver = receiver;
-	state->pair.feeds = fanout_feeds(plan, sender);
+	state->pair.feeds = receiver >= plan->trainer_count && fanout_feeds(plan, sender);
 	state->segments = arena_array(&plan->arena, plan->kind_count, sizeof(uint32_t));
 	return state->segments == NULL ? NULL : state;
 }
@@ -126,13 +126,17 @@ static int pair_lay(struct plan *plan, struct pair_state *state)
 					      .segment = index - 1,
 					      .counter_base = state->counter_total,
 					      .ring_base = pair->ring_count,
-					      .op_base = pair->data_op_count};
+					      .op_base = pair->data_op_count,
+					      .inbox_base = pair->inbox_bytes};
 		row = counters_fill(plan, segment, instance++, row);
 		pair->bytes += segment->bytes;
 		pair->data_op_count += segment->op_count;
 		pair->ring_count += segment->ring_count;
 		state->counter_total += segment->counter_count;
-		plan->totals.copies += segment->copy_total;
+		if (pair->receiver < plan->trainer_count)
+			pair->inbox_bytes += align_up(segment->bytes, WIRE_ALIGN);
+		else
+			plan->totals.copies += segment->copy_total;
 	}
 	pair->op_count = pair->data_op_count;
 	if (plan->input.rules.wire_digests)
@@ -161,7 +165,10 @@ int pairs_end(struct planning *planning, struct ws_error *err)
 			return plan_no_memory(err);
 		ops[pair->receiver] += pair->op_count;
 		ops[pair->sender] += pair->credit_count;
-		plan->totals.ops += pair->op_count;
+		if (pair->receiver < plan->trainer_count)
+			plan->totals.maxima_pairs++;
+		else
+			plan->totals.ops += pair->op_count;
 	}
 	for (uint32_t i = 0; i < plan->member_count; i++)
 		if (ops[i] >= OPS_MAX) {
@@ -174,12 +181,15 @@ int pairs_end(struct planning *planning, struct ws_error *err)
 	return 0;
 }
 
-/* A sender's place in its walk over the targets, which it starts at its own index. */
+/* A sender's place in its walk over the targets, which it starts at its own index; over trainers
+ * first, since they wait for its maxima. */
 static uint32_t turn(const struct plan *plan, const struct plan_pair *pair)
 {
-	uint32_t targets = plan->member_count - plan->trainer_count;
+	uint32_t trainers = plan->trainer_count, targets = plan->member_count - trainers;
 
-	return (pair->receiver - plan->trainer_count + targets - pair->sender % targets) % targets;
+	if (pair->receiver < trainers)
+		return (pair->receiver + trainers - pair->sender) % trainers;
+	return trainers + (pair->receiver - trainers + targets - pair->sender % targets) % targets;
 }
 
 static int turn_order(const void *a, const void *b, void *arg)
@@ -203,7 +213,9 @@ int pairs_index(struct plan *plan)
 	for (size_t i = 0; i < plan->copies.count; i++)
 		parts = MAX(parts, copies[i].part_count);
 	plan->scratch = arena_array(&plan->arena, parts, sizeof(*plan->scratch));
-	if (plan->by_receiver == NULL || plan->send_order == NULL || plan->scratch == NULL)
+	plan->scratch_blocks = arena_array(&plan->arena, parts, sizeof(*plan->scratch_blocks));
+	if (plan->scratch_blocks == NULL || plan->by_receiver == NULL || plan->send_order == NULL ||
+	    plan->scratch == NULL)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < count; i++) {
 		if (plan->self == PLAN_ALL || pairs[i].pair.receiver == plan->self)

@@ -23,6 +23,9 @@ static void planning_release(struct planning *planning)
 	vec_release(&planning->sorted);
 	vec_release(&planning->shaped);
 	vec_release(&planning->ring);
+	vec_release(&planning->needs);
+	vec_release(&planning->grids);
+	idmap_release(&planning->grid_map);
 	idmap_release(&planning->family_map);
 	idmap_release(&planning->set_map);
 	idmap_release(&planning->pair_map);
@@ -38,6 +41,7 @@ void plan_free(struct plan *plan)
 	vec_release(&plan->copies);
 	vec_release(&plan->parts);
 	vec_release(&plan->part_rules);
+	vec_release(&plan->locals);
 	arena_release(&plan->arena);
 	mem_free(plan);
 }
@@ -182,7 +186,7 @@ static int segment_give(struct planning *planning, const struct segment *segment
 			uint32_t receiver)
 {
 	struct plan *plan = planning->plan;
-	bool alike = plan->kinds[segment->kind].replicas_alike &&
+	bool alike = plan->kinds[segment->kind].replicas_alike && receiver >= plan->trainer_count &&
 		     (plan->self == PLAN_ALL || plan->self < plan->trainer_count);
 	struct segment *added = vec_add(&plan->segments, sizeof(*added));
 
@@ -238,6 +242,10 @@ static int walk_kinds(struct planning *planning, struct ws_error *err)
 		rc = boxes_of_kind(planning, &plan->kinds[k], err);
 		if (rc == 0)
 			rc = kind_segments(planning, k, err);
+		if (rc == 0)
+			rc = maxima_of_kind(planning, k, err);
+		if (rc == 0)
+			rc = kind_segments(planning, k, err);
 	}
 	if (rc == 0)
 		boxes_end(plan);
@@ -282,6 +290,10 @@ static void totals_end(struct plan *plan)
 	assert(plan->trainer_count > 0 && plan->member_count > plan->trainer_count);
 	totals->bucket_count = plan->bucket_count;
 	totals->send_min = totals->receive_min = totals->trainer_min = UINT64_MAX;
+	for (uint32_t i = 0; plan->tables != NULL && i < plan->trainer_count; i++)
+		if (plan->tables[i].known)
+			totals->tables_max =
+				MAX(totals->tables_max, plan->tables[i].bucket[plan->bucket_count]);
 	for (uint32_t i = 0; i < plan->member_count; i++) {
 		if (i < plan->trainer_count) {
 			totals->send_min = MIN(totals->send_min, plan->sent[i]);
@@ -326,6 +338,8 @@ static int plan_steps(struct planning *planning, struct ws_error *err)
 	if (rc != 0 || planning->findings->count > found)
 		return rc;
 	rc = balance_make(planning, err);
+	if (rc == 0 && tables_begin(planning) != 0)
+		rc = plan_no_memory(err);
 	if (rc == 0)
 		rc = walk_kinds(planning, err);
 	if (rc == 0)

@@ -12,6 +12,8 @@
  *   bucket.c    the one global order of units, cut into buckets; buckets of layers alike share a
  *               kind
  *   boxes.c     the boxes of one kind that the planned member sends or receives
+ *   tables.c    where each trainer finds the maxima of a quantized weight's blocks
+ *   maxima.c    which maxima trainers send each other, and which boxes they find them in
  *   shape.c     the boxes of one (sender, receiver, kind) become a segment of copies
  *   pairs.c     lays each pair's segments out, bucket by bucket
  *   plan.c      runs all that
@@ -31,6 +33,7 @@
 
 #include "planner/nearest.h"
 #include "planner/planner.h"
+#include "planner/tables.h"
 
 #define NONE	   UINT32_MAX
 #define PLACES_MAX (64u << 20) /* rules times layers of one side */
@@ -39,42 +42,6 @@
 #define WIRE_ALIGN 16 /* of a part in a packed copy */
 #define UNITS_MAX  (64u << 20)
 #define OPS_MAX	   (1u << 24) /* op ids of a receiver: 24 bits of the imm */
-
-/* ---- vec.c: growing arrays and a map from 64 bits to a number. */
-struct vec {
-	void *items; /* owned */
-	size_t count, room;
-};
-
-/* One more zeroed item behind the others; NULL when out of memory. */
-void *vec_add(struct vec *vec, size_t bytes_each);
-void vec_release(struct vec *vec);
-
-struct idmap {
-	uint64_t *keys;	  /* owned */
-	uint32_t *values; /* owned; value + 1, 0 where free */
-	size_t room, count;
-};
-
-/* The value of the key, or NONE. */
-uint32_t idmap_get(const struct idmap *map, uint64_t key);
-/* The key must not be there yet.  -ENOMEM. */
-int idmap_put(struct idmap *map, uint64_t key, uint32_t value);
-void idmap_release(struct idmap *map);
-
-/* ---- Boxes in canonical coordinates. */
-struct box {
-	uint32_t dim_count;
-	uint64_t offset[BOX_DIM_MAX], extent[BOX_DIM_MAX];
-};
-
-uint64_t box_volume(const struct box *box);
-int box_compare(const struct box *a, const struct box *b);
-bool box_intersect(const struct box *a, const struct box *b, struct box *out);
-/* What of `from` isn't in `hole` (they intersect): up to 2 * BOX_DIM_MAX boxes. */
-uint32_t box_subtract(const struct box *from, const struct box *hole, struct box *out);
-/* "[0:64, 128:256]" */
-const char *box_text(const struct box *box, char *out, size_t bytes);
 
 /* ---- match.c: units. */
 
@@ -181,6 +148,7 @@ struct atom {
 	struct box box;
 	uint32_t cell, set;
 	uint64_t bytes; /* on the wire, to one taker */
+	bool near;	/* the planned trainer holds a part of a block that it touches */
 };
 
 struct geometry {
@@ -192,6 +160,11 @@ struct geometry {
 	struct want *wants;
 	struct atom *atoms;  /* by want */
 	bool scale, derived; /* of scales; and no trainer holds them as such */
+	/* Of a weight that is quantized on the way; else NULL. */
+	const struct quant_scheme *scheme;
+	struct grid grid;
+	struct touched *touched; /* by trainer rank; in the plan's arena */
+	uint32_t touched_count;
 };
 
 /* Trainer ranks that hold the same boxes. */
@@ -206,7 +179,8 @@ struct holder_set {
 	uint64_t *running; /* by target rank: bytes of the units walked so far */
 	uint32_t *at;	   /* by place on the line: which holder has that interval */
 	uint64_t *end;	   /* by place: its upper border in [0, line * replicas) */
-	bool in_line, own;
+	bool in_line;
+	bool mine, near; /* it has the planned member; what it sends matters to that one's maxima */
 };
 
 /* What buckets of layers alike have in common. */
@@ -218,6 +192,8 @@ struct bucket_kind {
 	uint32_t part; /* of its layer: 0, 1, .. */
 	uint64_t bytes;
 	bool replicas_alike; /* nothing was dealt: what one replica gets, each gets */
+	size_t local_first;  /* of plan->locals */
+	uint32_t local_count;
 };
 
 struct unit_bucket {
@@ -247,6 +223,7 @@ struct stored_copy {
 	uint32_t counter;
 	int32_t ring; /* -1: direct */
 	bool gather;
+	const struct block_turn *turn; /* of codes that repeat; else NULL */
 };
 
 /* What one sender sends one receiver in one bucket of a kind; params are those of the layer
@@ -268,7 +245,7 @@ struct segment {
 struct instance {
 	uint32_t bucket, segment;
 	uint32_t counter_base, ring_base;
-	uint64_t op_base;
+	uint64_t op_base, inbox_base;
 };
 
 struct pair_state {
@@ -296,6 +273,9 @@ struct plan {
 	uint32_t *by_receiver; /* indexes of pairs by receiver, then sender; self's only */
 	uint32_t receive_count;
 	struct plan_part *scratch; /* of the copy that was walked last */
+	struct plan_blocks *scratch_blocks;
+	struct trainer_tables *tables; /* by trainer; NULL where nothing is quantized */
+	struct vec locals;	       /* of struct stored_local, by kind; self's */
 	struct bucket_kind *kinds;
 	uint32_t kind_count;
 	struct unit_bucket *buckets;
@@ -336,6 +316,12 @@ struct planning {
 	struct vec sorted; /* of struct raw_key */
 	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
 	struct vec ring;   /* of struct raw: those that go through the ring */
+	/* Of the kind at hand, of trainers: */
+	struct vec needs;      /* of struct need */
+	uint32_t *need_last;   /* by trainer: its last need's index + 1, or 0 */
+	struct idmap grid_map; /* by digest: index in grids */
+	struct vec grids;      /* of const struct plan_blocks *: those kept, each once */
+	uint32_t *unit_kind;   /* by unit: of layers planned; NONE elsewhere */
 };
 
 /* ---- refuse.c: findings of both manifests together, once units and patterns are known. */
@@ -442,11 +428,13 @@ struct raw {
 	struct part_rules rules;
 	uint32_t repeat; /* as in a stored copy, once it is cut; 0 before */
 	int64_t src_step, dst_step;
+	const struct block_turn *turn;
 	bool source_dense, target_dense, cast;
 };
 
-/* Puts the part's dims into target order, drops and merges what can be; sets the flags. */
-void shape_normalize(struct raw *raw);
+/* Puts the part's dims into target order, drops and merges what can be; sets the flags.  blocks:
+ * of codes, by the same dims; or NULL. */
+void shape_normalize(struct raw *raw, struct plan_blocks *blocks);
 /* The boxes of one (sender, receiver, kind), sorted by place at the target, as a segment. */
 int shape_segment(struct planning *planning, uint32_t kind, const struct raw *const *raws,
 		  uint32_t count, struct segment *segment_out, struct ws_error *err);
@@ -464,6 +452,8 @@ struct ends {
 	uint32_t sender, receiver;
 	const struct holding *source, *target;
 	bool scale; /* it comes out of quantizing the source */
+	const struct geometry *geometry;
+	const struct plan_table *table; /* of the sender's, where it quantizes; else NULL */
 };
 int boxes_put(struct planning *planning, const struct ends *ends, const struct box *box,
 	      uint64_t layers, struct ws_error *err);
@@ -471,6 +461,12 @@ int boxes_put(struct planning *planning, const struct ends *ends, const struct b
 void boxes_count(struct plan *plan, const struct raw *raw, uint64_t layers);
 /* Whether the box lies in one piece, row after row, in a param that holds it as this piece says. */
 bool box_dense(const struct box *box, const struct piece *piece);
+
+/* Between trainers: of maxima, which are no weights. */
+static inline bool pair_tells(const struct plan *plan, const struct plan_pair *pair)
+{
+	return pair->receiver < plan->trainer_count;
+}
 
 /* ---- report.c: "1.234 GB" */
 #define BYTES_TEXT 16
@@ -497,6 +493,9 @@ struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
 void plan_copy_at(const struct plan *plan, const struct pair_state *state,
 		  const struct instance *instance, uint32_t index, uint32_t repetition,
 		  struct plan_copy *copy_out);
+/* Moves blocks to the copy's repetition. */
+void plan_blocks_turn(struct plan_blocks *blocks, const struct block_turn *turn,
+		      uint32_t repetition);
 /* For tests that break a plan on purpose. */
 struct stored_copy *plan_stored_copy(struct plan *plan, size_t index);
 struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy,

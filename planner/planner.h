@@ -16,7 +16,7 @@
 
 #include "lib/base/base.h"
 
-#define PLANNER_VERSION 1
+#define PLANNER_VERSION 2
 #define BOX_DIM_MAX	4 /* dims of a canonical tensor */
 #define LOCAL_DIM_MAX	6 /* dims of a param: a stack adds one */
 #define RANKS_MAX	65536
@@ -133,6 +133,8 @@ uint32_t manifest_rule_count(const struct manifest *manifest);
 const struct param_rule *manifest_rule(const struct manifest *manifest, uint32_t rule);
 /* The scheme of a weight's or a scale's rule; NULL where it has none. */
 const struct quant_scheme *manifest_scheme(const struct manifest *manifest, uint32_t rule);
+/* The scheme by which params of this manifest quantize a weight's tensor; NULL where none does. */
+const struct quant_scheme *manifest_tensor_scheme(const struct manifest *manifest, uint32_t tensor);
 
 /* The rule evaluated at a rank; memoised; *form_out belongs to the manifest.  NULL where the
  * rank has no such param (its stage holds none of its layers, or a rows manifest says so).
@@ -410,6 +412,9 @@ struct plan_pair {
 struct plan_totals {
 	uint64_t bytes, boxes, runs, copies, ops, classes; /* boxes and runs without scales' */
 	uint64_t scale_bytes;				   /* of bytes */
+	/* Apart from all others: what trainers send each other, so that scales are common. */
+	uint64_t maxima_bytes, maxima_pairs;
+	uint64_t tables_max;	 /* bytes of maxima that a trainer keeps, at most */
 	uint64_t class_count[4]; /* boxes by contiguity: both, dst only, src only, none */
 	uint64_t send_min, send_mean, send_max;		 /* of trainers */
 	uint64_t receive_min, receive_mean, receive_max; /* of rollouts, from anybody */

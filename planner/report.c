@@ -25,7 +25,8 @@ static uint64_t wire_bytes(const struct plan *all)
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < plan_send_pair_count(all); i++)
-		bytes += plan_send_pair(all, i)->bytes;
+		if (!pair_tells(all, plan_send_pair(all, i)))
+			bytes += plan_send_pair(all, i)->bytes;
 	return bytes;
 }
 
@@ -71,7 +72,10 @@ void plan_report_json(const struct plan *all, double plan_seconds, const char *k
 	json_put_u64(json, "copies", totals->copies);
 	json_put_u64(json, "ops", totals->ops);
 	json_put_u64(json, "classes", totals->classes);
-	json_put_u64(json, "pairs", all->pairs.count);
+	json_put_u64(json, "pairs", all->pairs.count - totals->maxima_pairs);
+	json_put_u64(json, "maxima_bytes", totals->maxima_bytes);
+	json_put_u64(json, "maxima_pairs", totals->maxima_pairs);
+	json_put_u64(json, "tables_bytes_max", totals->tables_max);
 	json_put_u64(json, "buckets", totals->bucket_count);
 	json_put_u64(json, "op_bytes", all->input.rules.op_bytes);
 	json_put_u64(json, "slot_bytes", all->slot_bytes);
@@ -143,9 +147,10 @@ static void text_totals(const struct plan *all, struct writer *out)
 	if (all->input.rules.fanout != FANOUT_NONE)
 		text_side(out, "  direct", all->member_count - all->trainer_count,
 			  totals->trainer_min, totals->trainer_mean, totals->trainer_max, 0);
-	write_format(out, "\n%s (%" PRIu64 " bytes) in %" PRIu64 " writes between %zu pairs\n",
+	write_format(out,
+		     "\n%s (%" PRIu64 " bytes) in %" PRIu64 " writes between %" PRIu64 " pairs\n",
 		     bytes_text(totals->bytes, text, sizeof(text)), totals->bytes, totals->ops,
-		     all->pairs.count);
+		     all->pairs.count - totals->maxima_pairs);
 	write_format(out,
 		     "%" PRIu64 " boxes, %" PRIu64 " runs, %" PRIu64 " copies, %" PRIu64
 		     " classes\n",
@@ -154,6 +159,10 @@ static void text_totals(const struct plan *all, struct writer *out)
 		write_format(out, "fan-out %s: rollouts forward %s of it\n",
 			     fanout_name(all->input.rules.fanout),
 			     bytes_text(totals->forward_bytes, text, sizeof(text)));
+	if (all->tables != NULL)
+		write_format(out, "%s of maxima between %" PRIu64 " pairs of trainers\n",
+			     bytes_text(totals->maxima_bytes, text, sizeof(text)),
+			     totals->maxima_pairs);
 	write_format(out, "\n%-18s %14s %8s\n", "contiguous at", "boxes", "share");
 	for (size_t i = 0; i < ARRAY_SIZE(where); i++)
 		write_format(out, "%-18s %14" PRIu64 " %6.1f %%\n", where[i],

@@ -20,41 +20,6 @@ uint32_t scales_weight(const struct planning *planning, uint32_t unit)
 			     layer, expert);
 }
 
-/* How many elements of the weight one of the scale stands for, dim by dim. */
-struct granules {
-	uint32_t dim_count; /* of the scale */
-	uint64_t each[BOX_DIM_MAX];
-};
-
-static struct granules granules_make(const struct quant_scheme *scheme,
-				     const struct tensor_rule *weight)
-{
-	struct granules granules = {.dim_count = weight->dim_count};
-
-	if (scheme->kind == SCHEME_TENSOR)
-		return (struct granules){.dim_count = 1};
-	for (uint32_t d = 0; d < weight->dim_count; d++) {
-		uint64_t block =
-			d + 2 < weight->dim_count ? 1 : scheme->block[d + 2 - weight->dim_count];
-		granules.each[d] = block == 0 ? weight->dim[d] : block;
-	}
-	return granules;
-}
-
-/* The blocks that a box of the weight touches. */
-static struct box blocks_touched(const struct granules *granules, const struct box *box)
-{
-	struct box blocks = {.dim_count = granules->dim_count};
-
-	for (uint32_t d = 0; d < granules->dim_count; d++) {
-		uint64_t each = granules->each[d];
-		uint64_t end = each == 0 ? 1 : (box->offset[d] + box->extent[d] - 1) / each + 1;
-		blocks.offset[d] = each == 0 ? 0 : box->offset[d] / each;
-		blocks.extent[d] = end - blocks.offset[d];
-	}
-	return blocks;
-}
-
 /* The whole canonical scale, row-major: what a derived source is read from. */
 static const struct piece *scale_piece(struct planning *planning, const struct tensor_rule *scale)
 {
@@ -83,16 +48,16 @@ static int pattern_derive(struct planning *planning, uint32_t unit, uint32_t wei
 	const struct side_index *target = &planning->sides[SIDE_ROLLOUT];
 	const struct tensor_rule *scale =
 		manifest_tensor(target->manifest, target->unit_tensor[unit]);
-	const struct entry *asks = side_pattern(target, target->unit_pattern[unit])->entries;
-	const struct granules granules =
-		granules_make(manifest_scheme(target->manifest, asks->rule),
-			      manifest_tensor(target->manifest, scale->weight_tensor));
+	const struct grid grid =
+		grid_make(manifest_tensor_scheme(target->manifest, scale->weight_tensor),
+			  manifest_tensor(target->manifest, scale->weight_tensor));
 	struct pattern *derived = vec_add(&source->patterns, sizeof(*derived));
 	const struct pattern *weight = side_pattern(source, weight_pattern);
 	struct entry *entries =
 		arena_array(&planning->arena, weight->entry_count, sizeof(*entries));
 	const struct piece *piece = scale_piece(planning, scale);
 	char name[256];
+	bool told = false;
 
 	if (derived == NULL || entries == NULL || piece == NULL)
 		return -ENOMEM;
@@ -103,11 +68,12 @@ static int pattern_derive(struct planning *planning, uint32_t unit, uint32_t wei
 				    .derived = true};
 	for (uint32_t i = 0; i < weight->entry_count; i++) {
 		entries[i] = weight->entries[i];
-		entries[i].box = blocks_touched(&granules, &weight->entries[i].box);
+		entries[i].box = grid_touched(&grid, &weight->entries[i].box);
 		entries[i].piece = piece;
 		entries[i].dtype = scale->dtype;
-		if (i > 0 || quantizable(weight->entries[i].dtype))
+		if (told || quantizable(weight->entries[i].dtype))
 			continue;
+		told = true;
 		match_unit_name(planning, unit, name, sizeof(name));
 		findings_add(planning->findings, "quant", name,
 			     "'%s' comes out of quantizing f32, bf16 or f16, and the trainer's "

@@ -26,20 +26,54 @@ static bool dense(const int64_t *stride, const struct plan_part *part, uint64_t 
 	return true;
 }
 
-static void swap_dims(struct plan_part *part, uint32_t a, uint32_t b)
-{
-	uint64_t extent = part->extent[a];
-	int64_t src = part->src_stride[a], dst = part->dst_stride[a];
+#define SWAP(type, a, b)       \
+	do {                   \
+		type kept = a; \
+		a = b;         \
+		b = kept;      \
+	} while (0)
 
-	part->extent[a] = part->extent[b];
-	part->src_stride[a] = part->src_stride[b];
-	part->dst_stride[a] = part->dst_stride[b];
-	part->extent[b] = extent;
-	part->src_stride[b] = src;
-	part->dst_stride[b] = dst;
+static void swap_dims(struct plan_part *part, struct plan_blocks *blocks, uint32_t a, uint32_t b)
+{
+	SWAP(uint64_t, part->extent[a], part->extent[b]);
+	SWAP(int64_t, part->src_stride[a], part->src_stride[b]);
+	SWAP(int64_t, part->dst_stride[a], part->dst_stride[b]);
+	if (blocks == NULL)
+		return;
+	SWAP(uint64_t, blocks->each[a], blocks->each[b]);
+	SWAP(uint64_t, blocks->first[a], blocks->first[b]);
+	SWAP(int64_t, blocks->stride[a], blocks->stride[b]);
 }
 
-void shape_normalize(struct raw *raw)
+/* Whether all of a dim lies in one block: only then can it go up in the dim outside it. */
+static bool undivided(const struct plan_part *part, const struct plan_blocks *blocks, uint32_t d)
+{
+	return blocks == NULL || blocks->stride[d] == 0 ||
+	       blocks->first[d] + part->extent[d] <= blocks->each[d];
+}
+
+/* The outer dim's steps become as many as the inner one has elements. */
+static void merge_blocks(struct plan_blocks *blocks, uint32_t outer, uint64_t inner_extent)
+{
+	if (blocks == NULL)
+		return;
+	blocks->each[outer] *= inner_extent;
+	blocks->first[outer] *= inner_extent;
+}
+
+/* Dims that aren't there any more; and one that is in one block is so whatever its offset. */
+static void clear_blocks(const struct plan_part *part, struct plan_blocks *blocks)
+{
+	for (uint32_t d = 0; blocks != NULL && d < BOX_DIM_MAX; d++) {
+		if (d < part->dim_count && !undivided(part, blocks, d))
+			continue;
+		blocks->each[d] = d < part->dim_count ? part->extent[d] : 0;
+		blocks->first[d] = 0;
+		blocks->stride[d] = 0;
+	}
+}
+
+void shape_normalize(struct raw *raw, struct plan_blocks *blocks)
 {
 	struct plan_part *part = &raw->part;
 	uint32_t count = 0, merged = 0;
@@ -48,21 +82,23 @@ void shape_normalize(struct raw *raw)
 
 	for (uint32_t d = 0; d < part->dim_count; d++)
 		if (part->extent[d] > 1)
-			swap_dims(part, count++, d);
+			swap_dims(part, blocks, count++, d);
 	for (uint32_t i = 1; i < count; i++)
 		for (uint32_t j = i;
 		     j > 0 && magnitude(part->dst_stride[j]) > magnitude(part->dst_stride[j - 1]);
 		     j--)
-			swap_dims(part, j, j - 1);
+			swap_dims(part, blocks, j, j - 1);
 	for (uint32_t d = 1; d < count; d++) {
 		int64_t extent = (int64_t)part->extent[d];
 		if (part->src_stride[merged] == part->src_stride[d] * extent &&
-		    part->dst_stride[merged] == part->dst_stride[d] * extent) {
+		    part->dst_stride[merged] == part->dst_stride[d] * extent &&
+		    undivided(part, blocks, d)) {
+			merge_blocks(blocks, merged, part->extent[d]);
 			part->extent[merged] *= part->extent[d];
 			part->src_stride[merged] = part->src_stride[d];
 			part->dst_stride[merged] = part->dst_stride[d];
 		} else {
-			swap_dims(part, ++merged, d);
+			swap_dims(part, blocks, ++merged, d);
 		}
 	}
 	part->dim_count = count == 0 ? 1 : merged + 1;
@@ -75,6 +111,7 @@ void shape_normalize(struct raw *raw)
 		part->extent[d] = 0;
 		part->src_stride[d] = part->dst_stride[d] = 0;
 	}
+	clear_blocks(part, blocks);
 	raw->cast = part->from != part->to || part->kind == PART_SCALES;
 	raw->source_dense = dense(part->src_stride, part, (uint64_t)from_bytes);
 	raw->target_dense = dense(part->dst_stride, part, (uint64_t)to_bytes);
@@ -194,16 +231,77 @@ static int emit_direct(struct emit *emit, const struct raw *raw)
 				   .dst_step = raw->dst_step,
 				   .gather = !raw->source_dense || raw->cast,
 				   .ring = -1,
+				   .turn = raw->turn,
 				   .part_count = 1};
 
 	return emit_copy(emit, &copy, raw);
 }
 
-static void raw_repeat(struct raw *raw, uint64_t count, int64_t src_step, int64_t dst_step)
+/* The raw is the first of several alike, each `step` steps of a dim of `whole` further. */
+static int raw_repeat(struct planning *planning, struct raw *raw, const struct raw *whole,
+		      uint32_t dim, uint64_t count, uint64_t step)
 {
+	const struct plan_blocks *blocks = whole->part.blocks;
+
 	raw->repeat = (uint32_t)count;
-	raw->src_step = count > 1 ? src_step : 0;
-	raw->dst_step = count > 1 ? dst_step : 0;
+	if (count == 1)
+		return 0;
+	raw->src_step = (int64_t)step * whole->part.src_stride[dim];
+	raw->dst_step = (int64_t)step * whole->part.dst_stride[dim];
+	if (blocks == NULL || blocks->stride[dim] == 0)
+		return 0;
+	struct block_turn *turn = arena_alloc(&planning->plan->arena, sizeof(*turn));
+	if (turn == NULL)
+		return -ENOMEM;
+	*turn = (struct block_turn){.each = blocks->each[dim],
+				    .first = raw->part.blocks->first[dim],
+				    .step = step,
+				    .stride = blocks->stride[dim],
+				    .dim = dim};
+	raw->turn = turn;
+	return 0;
+}
+
+/* Moves a part by so many steps along a dim. */
+static int part_shift(struct planning *planning, struct plan_part *part, uint32_t dim,
+		      uint64_t steps)
+{
+	part->src_offset += steps * (uint64_t)part->src_stride[dim];
+	part->dst_offset += steps * (uint64_t)part->dst_stride[dim];
+	if (part->blocks == NULL || steps == 0)
+		return 0;
+	struct plan_blocks blocks = *part->blocks;
+	blocks_shift(&blocks, dim, steps);
+	part->blocks = blocks_keep(planning, &blocks);
+	return part->blocks == NULL ? -ENOMEM : 0;
+}
+
+/* One run of a box: what is outside its innermost dims is at `at`, and dim `along` repeats. */
+static int run_make(struct planning *planning, const struct raw *raw, uint32_t along,
+		    const uint64_t *at, struct raw *run)
+{
+	struct plan_blocks blocks;
+
+	*run = *raw;
+	for (uint32_t d = 0; d < along; d++) {
+		if (part_shift(planning, &run->part, d, at[d]) != 0)
+			return -ENOMEM;
+		run->part.extent[d] = 1;
+	}
+	run->part.extent[along] = 1;
+	int rc = raw_repeat(planning, run, raw, along, raw->part.extent[along], 1);
+	if (rc != 0)
+		return rc;
+	if (raw->part.blocks == NULL) {
+		shape_normalize(run, NULL);
+		return 0;
+	}
+	if (run->turn != NULL)
+		((struct block_turn *)run->turn)->dim = NONE;
+	blocks = *run->part.blocks;
+	shape_normalize(run, &blocks);
+	run->part.blocks = blocks_keep(planning, &blocks);
+	return run->part.blocks == NULL ? -ENOMEM : 0;
 }
 
 /* A box whose innermost `dims` dims lie in one piece at the target: one copy per such run, those
@@ -218,18 +316,11 @@ static int emit_runs(struct emit *emit, const struct raw *raw, uint32_t dims, ui
 		return -E2BIG;
 	/* Ends: at[] counts through the extents outside. */
 	while (more) {
-		struct raw run = *raw;
+		struct raw run;
+		int rc = run_make(emit->planning, raw, along, at, &run);
 		run.bytes = run_bytes;
-		run.part.extent[along] = 1;
-		for (uint32_t d = 0; d < along; d++) {
-			run.part.src_offset += at[d] * (uint64_t)raw->part.src_stride[d];
-			run.part.dst_offset += at[d] * (uint64_t)raw->part.dst_stride[d];
-			run.part.extent[d] = 1;
-		}
-		shape_normalize(&run);
-		raw_repeat(&run, raw->part.extent[along], raw->part.src_stride[along],
-			   raw->part.dst_stride[along]);
-		int rc = emit_direct(emit, &run);
+		if (rc == 0)
+			rc = emit_direct(emit, &run);
 		if (rc != 0)
 			return rc;
 		more = false;
@@ -270,14 +361,14 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 	for (uint64_t at = 0, times; at < rows; at += step * times) {
 		struct raw cut = *raw;
 		cut.part.extent[dim] = MIN(step, rows - at);
-		cut.part.src_offset += at * (uint64_t)raw->part.src_stride[dim];
-		cut.part.dst_offset += at * (uint64_t)raw->part.dst_stride[dim];
+		if (part_shift(planning, &cut.part, dim, at) != 0)
+			return -ENOMEM;
 		/* Pieces alike are one that repeats, unless they are cut again. */
 		times = row_bytes > slot_bytes || rows - at < step ? 1 : (rows - at) / step;
 		times = MIN(times, UINT32_MAX);
-		raw_repeat(&cut, times, (int64_t)step * raw->part.src_stride[dim],
-			   (int64_t)step * raw->part.dst_stride[dim]);
-		int rc = ring_add(planning, &cut, dim + 1);
+		int rc = raw_repeat(planning, &cut, raw, dim, times, step);
+		if (rc == 0)
+			rc = ring_add(planning, &cut, dim + 1);
 		if (rc != 0)
 			return rc;
 	}
@@ -313,6 +404,7 @@ static int emit_ring(struct emit *emit)
 					   .repeat = MAX(1, raws[i].repeat),
 					   .src_step = raws[i].src_step,
 					   .dst_step = raws[i].dst_step,
+					   .turn = raws[i].turn,
 					   .ring = (int32_t)emit->segment->ring_count,
 					   .part_count = (uint32_t)(end - i)};
 		if ((uint64_t)emit->segment->ring_count + copy.repeat > INT32_MAX)
@@ -352,6 +444,21 @@ static int emit_straight(struct emit *emit)
 	return rc;
 }
 
+/* Maxima: all of a bucket in one copy, in the order of the receiver's tables. */
+static int emit_inbox(struct emit *emit)
+{
+	struct raw *raws = emit->planning->shaped.items;
+	size_t count = emit->planning->shaped.count;
+	struct stored_copy copy = {
+		.repeat = 1, .ring = -1, .gather = true, .part_count = (uint32_t)count};
+
+	for (size_t i = 0; i < count; i++) {
+		raws[i].part.wire_offset = align_up(copy.bytes, WIRE_ALIGN);
+		copy.bytes = raws[i].part.wire_offset + raws[i].bytes;
+	}
+	return emit_copy(emit, &copy, raws);
+}
+
 int shape_segment(struct planning *planning, uint32_t kind, const struct raw *const *raws,
 		  uint32_t count, struct segment *segment_out, struct ws_error *err)
 {
@@ -360,8 +467,12 @@ int shape_segment(struct planning *planning, uint32_t kind, const struct raw *co
 	*segment_out = (struct segment){.kind = kind, .copy_first = planning->plan->copies.count};
 	if (merge_boxes(planning, raws, count) != 0)
 		return plan_no_memory(err);
-	int rc = emit_straight(&emit);
-	if (rc == 0)
+	int rc = 0;
+	if (raws[0]->part.kind == PART_MAXIMA)
+		rc = emit_inbox(&emit);
+	else
+		rc = emit_straight(&emit);
+	if (rc == 0 && raws[0]->part.kind != PART_MAXIMA)
 		rc = emit_ring(&emit);
 	if (rc == -E2BIG)
 		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");

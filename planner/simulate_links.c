@@ -158,7 +158,7 @@ static int flows_make(struct player *player)
 
 	for (uint32_t i = 0; i < pairs; i++) {
 		pair_walk(player, plan_send_pair(plan, i), NULL, &count);
-		total += count;
+		total += pair_tells(plan, plan_send_pair(plan, i)) ? 0 : count;
 	}
 	struct sim_segment *segments = arena_array(&player->arena, total, sizeof(*segments));
 	struct sim_flow *flows = arena_array(&player->arena, pairs, sizeof(*flows));
@@ -166,6 +166,8 @@ static int flows_make(struct player *player)
 		return -ENOMEM;
 	for (uint32_t i = 0; i < pairs; i++) {
 		const struct plan_pair *pair = plan_send_pair(plan, i);
+		if (pair_tells(plan, pair))
+			continue;
 		struct pair_sums sums = pair_walk(player, pair, segments + at, &count);
 		if (count == 0)
 			continue;

@@ -80,7 +80,7 @@ uint64_t plan_slot_bytes(const struct plan *plan)
 static uint64_t part_digest(const struct plan_part *part, const struct part_rules *rules,
 			    uint64_t seed)
 {
-	uint64_t words[8 + 3 * BOX_DIM_MAX], count = 0;
+	uint64_t words[8 + 6 * BOX_DIM_MAX], count = 0;
 
 	words[count++] = (uint64_t)part->src_param << 32 | part->dst_param;
 	words[count++] = (uint64_t)rules->src_rule << 32 | rules->dst_rule;
@@ -94,8 +94,31 @@ static uint64_t part_digest(const struct plan_part *part, const struct part_rule
 		words[count++] = part->extent[d];
 		words[count++] = (uint64_t)part->src_stride[d];
 		words[count++] = (uint64_t)part->dst_stride[d];
+		if (part->blocks == NULL)
+			continue;
+		words[count++] = part->blocks->each[d];
+		words[count++] = part->blocks->first[d];
+		words[count++] = (uint64_t)part->blocks->stride[d];
 	}
+	if (part->blocks != NULL)
+		words[count++] = part->blocks->table_offset;
 	return digest_bytes(words, count * sizeof(*words), seed);
+}
+
+static uint64_t turn_digest(const struct block_turn *turn, uint64_t seed)
+{
+	const uint64_t words[] = {turn->each, turn->first, turn->step, (uint64_t)turn->stride,
+				  turn->dim};
+
+	return digest_bytes(words, sizeof(words), seed);
+}
+
+/* Where a trainer's maxima of a bucket begin among all; 0 for others. */
+static uint64_t tables_at(const struct plan *plan, uint32_t member, uint32_t bucket)
+{
+	return plan->tables != NULL && member < plan->trainer_count && plan->tables[member].known
+		       ? plan->tables[member].bucket[bucket]
+		       : 0;
 }
 
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment)
@@ -113,6 +136,8 @@ uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segm
 					  (uint64_t)copy->counter << 32 | copy->part_count,
 					  (uint64_t)(uint32_t)copy->ring << 1 | copy->gather};
 		chain = digest_bytes(words, sizeof(words), chain);
+		if (copy->turn != NULL)
+			chain = turn_digest(copy->turn, chain);
 		for (uint32_t p = 0; p < copy->part_count; p++) {
 			size_t at = copy->part_first + p;
 			chain = part_digest((const struct plan_part *)plan->parts.items + at,
@@ -131,7 +156,9 @@ uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *stat
 	for (uint32_t i = 0; i < state->instance_count; i++) {
 		const struct instance *instance = &state->instances[i];
 		const uint64_t words[] = {plan_segment(plan, instance->segment)->digest,
-					  instance->bucket};
+					  instance->bucket,
+					  tables_at(plan, pair->sender, instance->bucket),
+					  tables_at(plan, pair->receiver, instance->bucket)};
 		chain = digest_bytes(words, sizeof(words), chain);
 	}
 	const uint64_t words[] = {(uint64_t)pair->feeds << 32 | pair->sender,
@@ -142,14 +169,41 @@ uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *stat
 				  state->counter_total,
 				  pair->ring_count,
 				  pair->credit_count,
+				  pair->inbox_bytes,
 				  RING_SLOTS,
 				  plan->slot_bytes};
 	return digest_bytes(words, sizeof(words), chain);
 }
 
+/* Where the maxima of a bucket begin, at both ends. */
+struct tables_base {
+	uint64_t sender, receiver;
+};
+
+static void part_tables(struct plan_part *part, struct plan_blocks *blocks,
+			const struct tables_base *base)
+{
+	switch (part->kind) {
+	case PART_CAST:
+		return;
+	case PART_CODES:
+		*blocks = *part->blocks;
+		blocks->table_offset += base->sender;
+		part->blocks = blocks;
+		return;
+	case PART_SCALES:
+		part->src_offset += base->sender;
+		return;
+	case PART_MAXIMA:
+		part->src_offset += base->sender;
+		part->dst_offset += base->receiver;
+		return;
+	}
+}
+
 /* Puts the parts of a copy into the plan's scratch, with their params of this layer. */
 static void parts_move(const struct plan *plan, const struct stored_copy *stored, enum side source,
-		       int32_t from, int32_t to)
+		       int32_t from, int32_t to, const struct tables_base *base)
 {
 	const struct plan_part *parts =
 		(const struct plan_part *)plan->parts.items + stored->part_first;
@@ -159,13 +213,24 @@ static void parts_move(const struct plan *plan, const struct stored_copy *stored
 	for (uint32_t i = 0; i < stored->part_count; i++) {
 		struct plan_part *part = &plan->scratch[i];
 		*part = parts[i];
-		if (from == to)
+		part_tables(part, &plan->scratch_blocks[i], base);
+		if (from == to || part->kind == PART_MAXIMA)
 			continue;
 		part->src_param = layers_move(plan, source, rules[i].src_rule, rules[i].src_each,
 					      part->src_param, from, to);
 		part->dst_param = layers_move(plan, SIDE_ROLLOUT, rules[i].dst_rule,
 					      rules[i].dst_each, part->dst_param, from, to);
 	}
+}
+
+void plan_blocks_turn(struct plan_blocks *blocks, const struct block_turn *turn,
+		      uint32_t repetition)
+{
+	uint64_t at = turn->first + repetition * turn->step;
+
+	blocks->table_offset += at / turn->each * (uint64_t)turn->stride * ws_dtype_bytes(WS_U32);
+	if (turn->dim != NONE)
+		blocks->first[turn->dim] = at % turn->each;
 }
 
 void plan_copy_at(const struct plan *plan, const struct pair_state *state,
@@ -186,16 +251,22 @@ void plan_copy_at(const struct plan *plan, const struct pair_state *state,
 				       .counter = instance->counter_base + stored->counter +
 						  (stored->ring < 0 ? 0 : repetition),
 				       .gather = stored->gather,
+				       .inbox_offset = instance->inbox_base,
 				       .ring = stored->ring < 0 ? -1
 								: (int64_t)instance->ring_base +
 									  stored->ring + repetition,
 				       .part_count = stored->part_count,
 				       .parts = plan->scratch};
+	const struct tables_base base = {
+		.sender = tables_at(plan, state->pair.sender, instance->bucket),
+		.receiver = tables_at(plan, state->pair.receiver, instance->bucket)};
 	parts_move(plan, stored,
 		   state->pair.sender < plan->trainer_count ? SIDE_TRAINER : SIDE_ROLLOUT,
-		   plan->kinds[segment->kind].layer, plan->buckets[instance->bucket].layer);
+		   plan->kinds[segment->kind].layer, plan->buckets[instance->bucket].layer, &base);
 	plan->scratch[0].src_offset += repetition * (uint64_t)stored->src_step;
 	plan->scratch[0].dst_offset += repetition * (uint64_t)stored->dst_step;
+	if (stored->turn != NULL)
+		plan_blocks_turn(&plan->scratch_blocks[0], stored->turn, repetition);
 }
 
 /* Takes the next copy of an instance; false when it has no more. */
@@ -284,14 +355,27 @@ size_t plan_stored_count(const struct plan *plan)
 bool plan_next_local(const struct plan *plan, struct plan_cursor *cursor,
 		     struct plan_local *local_out)
 {
-	(void)plan;
-	(void)cursor;
-	(void)local_out;
+	for (; cursor->bucket < plan->bucket_count; cursor->bucket++, cursor->copy = 0) {
+		const struct unit_bucket *bucket = &plan->buckets[cursor->bucket];
+		const struct bucket_kind *kind = &plan->kinds[bucket->kind];
+		if (cursor->copy == kind->local_count)
+			continue;
+		const struct stored_local *stored =
+			(const struct stored_local *)plan->locals.items + kind->local_first +
+			cursor->copy++;
+		*local_out = stored->local;
+		local_out->bucket = cursor->bucket;
+		local_out->blocks.table_offset += tables_at(plan, plan->self, cursor->bucket);
+		if (bucket->layer != kind->layer)
+			local_out->param =
+				layers_move(plan, SIDE_TRAINER, stored->rule, stored->each,
+					    stored->local.param, kind->layer, bucket->layer);
+		return true;
+	}
 	return false;
 }
 
 uint64_t plan_tables_bytes(const struct plan *plan)
 {
-	(void)plan;
-	return 0;
+	return plan->self == PLAN_ALL ? 0 : tables_at(plan, plan->self, plan->bucket_count);
 }

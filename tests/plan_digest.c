@@ -12,7 +12,7 @@
 #include "tests/test.h"
 
 #define SEEDS  24
-#define DIGEST UINT64_C(0x478f1b4c543b76bb)
+#define DIGEST UINT64_C(0xd55a194bdf2fe637)
 
 /* Over everything that both ends of any pair compare. */
 static uint64_t all_digests(const struct plan *all)

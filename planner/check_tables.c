@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The checker's view of trainers' tables of maxima.  What a plan says of them is a claim: this
+ * table is of that tensor, which this param holds, and has these blocks.  Here the tables of a
+ * bucket become a form whose elements are blocks, so that what reads or raises them is followed as
+ * any part is.  Two tables on one place, or two buckets', are found here.
+ */
+#include "planner/check.h"
+
+/* How many elements of a dim share a scale. */
+static uint64_t elements_each(const struct quant_scheme *scheme, const struct tensor_rule *rule,
+			      uint32_t dim)
+{
+	uint64_t block = 1;
+
+	if (scheme->kind == SCHEME_TENSOR)
+		return rule->dim[dim];
+	if (dim + 2 >= rule->dim_count)
+		block = scheme->block[dim + 2 - rule->dim_count];
+	return block == 0 ? rule->dim[dim] : block;
+}
+
+/* Whether a rollout's rule names this tensor; numbers may be written out on one side. */
+static bool names(const struct tensor_rule *rule, const struct spot_tensor *tensor, bool slowly)
+{
+	char have[512], want[512];
+	bool in_range = rule->layer_lo < 0 ||
+			(tensor->layer >= rule->layer_lo && tensor->layer < rule->layer_hi);
+
+	if (!slowly)
+		return in_range && strcmp(rule->name, tensor->rule->name) == 0;
+	tensor_name(tensor->rule, tensor->layer, tensor->expert, have, sizeof(have));
+	for (int32_t l = rule->layer_lo; l < MAX(rule->layer_hi, rule->layer_lo + 1); l++)
+		for (int32_t e = rule->expert_lo; e < MAX(rule->expert_hi, rule->expert_lo + 1);
+		     e++) {
+			tensor_name(rule, l, e, want, sizeof(want));
+			if (strcmp(have, want) == 0)
+				return true;
+		}
+	return false;
+}
+
+/* The rollout's scheme for a tensor of the trainers'; NULL where it has none. */
+static const struct quant_scheme *scheme_of(struct checking *checking, uint32_t tensor_index,
+					    const struct spot_tensor *tensor)
+{
+	const struct manifest *rollout = checking->plan->input.rollout;
+	uint64_t key = (uint64_t)tensor_index << 32 | (uint32_t)(tensor->layer + 1);
+	uint32_t found = idmap_get(&checking->schemes, key);
+
+	if (found != NONE)
+		return manifest_tensor_scheme(rollout, found);
+	for (int slowly = 0; slowly < 2; slowly++)
+		for (uint32_t i = 0; i < manifest_tensor_count(rollout); i++) {
+			if (manifest_tensor_scheme(rollout, i) == NULL ||
+			    !names(manifest_tensor(rollout, i), tensor, slowly == 1))
+				continue;
+			/* What is found slowly may differ by expert: it isn't kept. */
+			if (slowly == 0 && idmap_put(&checking->schemes, key, i) != 0)
+				return NULL;
+			return manifest_tensor_scheme(rollout, i);
+		}
+	return NULL;
+}
+
+static const char *table_fault(const struct plan *plan, const struct peer *peer,
+			       const struct plan_table *table)
+{
+	if (table->kind >= plan->kind_count || table->param >= peer->count)
+		return "a table is of no bucket or no param";
+	const struct form *form = peer->params[table->param].form;
+	if ((uintptr_t)table->piece < (uintptr_t)form->pieces ||
+	    (uintptr_t)table->piece >= (uintptr_t)(form->pieces + form->piece_count))
+		return "a table is of no piece of its param";
+	return NULL;
+}
+
+/* A table as a piece whose elements are its blocks. */
+static const char *view_table(struct checking *checking, struct tables_view *view, uint32_t index)
+{
+	const struct plan *plan = checking->plan;
+	const struct plan_table *table = &plan->tables[view->rank].list[index];
+	const char *fault = table_fault(plan, view->peer, table);
+	struct piece *piece = &view->pieces[index];
+	struct table_view *mine = &view->tables[index];
+
+	if (fault != NULL)
+		return fault;
+	const struct spot_param spot = {.peer = view->peer,
+					.param = &view->peer->params[table->param]};
+	view->names[index] = spot_tensor(&spot, table->piece);
+	const struct tensor_rule *rule = view->names[index].rule;
+	mine->scheme = scheme_of(checking, table->piece->tensor, &view->names[index]);
+	if (mine->scheme == NULL)
+		return "a table is of a tensor that no rollout quantizes";
+	bool one = mine->scheme->kind == SCHEME_TENSOR;
+	if (table->blocks->dim_count != (one ? 1 : rule->dim_count))
+		return "a table has other dims than its tensor";
+	*piece = (struct piece){.tensor = table->piece->tensor,
+				.slot = (int32_t)index,
+				.dim_count = table->blocks->dim_count,
+				.place = table->first};
+	int64_t stride = 1;
+	for (uint32_t d = rule->dim_count; d > 0; d--)
+		mine->each[d - 1] = elements_each(mine->scheme, rule, d - 1);
+	for (uint32_t d = piece->dim_count; d > 0; d--) {
+		uint64_t blocks = one ? 1 : (rule->dim[d - 1] - 1) / mine->each[d - 1] + 1;
+		piece->offset[d - 1] = table->blocks->offset[d - 1];
+		piece->extent[d - 1] = table->blocks->extent[d - 1];
+		if (piece->extent[d - 1] == 0 || piece->extent[d - 1] > blocks ||
+		    piece->offset[d - 1] > blocks - piece->extent[d - 1])
+			return "a table has blocks that its tensor doesn't have";
+		piece->stride[d - 1] = stride;
+		stride *= (int64_t)piece->extent[d - 1];
+	}
+	mine->kind = table->kind;
+	mine->end = table->first + (uint64_t)stride;
+	return NULL;
+}
+
+/* The tables of a kind as the form of one param; the kind's length in entries. */
+static int view_kind(struct checking *checking, struct tables_view *view, uint32_t kind,
+		     uint32_t first, uint32_t end, uint64_t *entries_out)
+{
+	struct kind_view *mine = &view->kinds[kind];
+	struct reach *reach = arena_array(&checking->arena, end - first, sizeof(*reach));
+	uint64_t entries = 0;
+
+	for (uint32_t i = first; i < end; i++)
+		entries = MAX(entries, view->tables[i].end);
+	*entries_out = entries;
+	if (reach == NULL)
+		return -ENOMEM;
+	mine->first = first;
+	mine->form = (struct form){.dim_count = 1,
+				   .dim = {entries},
+				   .element_count = entries,
+				   .covered_count = entries,
+				   .piece_count = end - first,
+				   .pieces = view->pieces + first};
+	mine->param = (struct param){.layer = -1,
+				     .expert = -1,
+				     .slot = -1,
+				     .dtype = WS_U32,
+				     .form = &mine->form,
+				     .bytes = entries * ws_dtype_bytes(WS_U32)};
+	account_reach(&mine->form, reach);
+	mine->spot = (struct spot_param){
+		.peer = view->peer, .param = &mine->param, .reach = reach, .names = view->names};
+	return 0;
+}
+
+/* By kind, one behind the other; and each bucket's room is its kind's. */
+static int view_fill(struct checking *checking, struct tables_view *view, const char **fault)
+{
+	const struct plan *plan = checking->plan;
+	const struct trainer_tables *tables = &plan->tables[view->rank];
+	uint64_t *room = arena_array(&checking->arena, plan->kind_count, sizeof(*room));
+	int rc = room == NULL ? -ENOMEM : 0;
+
+	for (uint32_t i = 0; rc == 0 && i < tables->count; i++) {
+		*fault = view_table(checking, view, i);
+		if (*fault == NULL && i > 0 &&
+		    (tables->list[i].kind < tables->list[i - 1].kind ||
+		     (tables->list[i].kind == tables->list[i - 1].kind &&
+		      tables->list[i].first < view->tables[i - 1].end)))
+			*fault = "two tables lie on one place";
+		if (*fault != NULL)
+			return 0;
+	}
+	for (uint32_t first = 0, end; rc == 0 && first < tables->count; first = end) {
+		uint32_t kind = tables->list[first].kind;
+		for (end = first; end < tables->count && tables->list[end].kind == kind; end++)
+			;
+		rc = view_kind(checking, view, kind, first, end, &room[kind]);
+	}
+	for (uint32_t b = 0; rc == 0 && b < plan->bucket_count; b++)
+		if (tables->bucket[b + 1] < tables->bucket[b] ||
+		    tables->bucket[b + 1] - tables->bucket[b] !=
+			    room[plan->buckets[b].kind] * ws_dtype_bytes(WS_U32))
+			*fault = "a bucket's tables aren't as long as its kind's";
+	if (rc == 0 && tables->bucket[0] != 0)
+		*fault = "the first bucket's tables don't come first";
+	return rc;
+}
+
+/* A rank has one form of a rule: so a tensor that only one rule has is in one param of a layer and
+ * expert. */
+static void view_rules(struct tables_view *view)
+{
+	const struct peer *peer = view->peer;
+
+	for (uint32_t p = 0; p < peer->count; p++) {
+		const struct param *param = &peer->params[p];
+		if (p > 0 && param[-1].rule == param->rule)
+			continue;
+		for (uint32_t i = 0; i < param->form->piece_count; i++) {
+			uint32_t *rule = &view->rule_of[param->form->pieces[i].tensor];
+			*rule = *rule == 0 || *rule == param->rule + 1 ? param->rule + 1 : NONE;
+		}
+	}
+}
+
+static uint64_t name_key(uint32_t tensor, const struct spot_tensor *name)
+{
+	const uint32_t words[] = {tensor, (uint32_t)name->layer, (uint32_t)name->expert};
+
+	return digest_bytes(words, sizeof(words), 0);
+}
+
+int check_table_find(struct checking *checking, struct tables_view *view, uint32_t tensor,
+		     const struct spot_tensor *name, uint32_t *table_out)
+{
+	bool made = view->by_name.count > 0;
+
+	for (uint32_t i = 0; !made && i < checking->plan->tables[view->rank].count; i++) {
+		uint64_t key = name_key(view->pieces[i].tensor, &view->names[i]);
+		if (idmap_get(&view->by_name, key) == NONE &&
+		    idmap_put(&view->by_name, key, i) != 0)
+			return -ENOMEM;
+	}
+	*table_out = idmap_get(&view->by_name, name_key(tensor, name));
+	return 0;
+}
+
+int check_tables(struct checking *checking, uint32_t trainer, struct tables_view **out)
+{
+	const struct plan *plan = checking->plan;
+	const char *fault = NULL;
+
+	*out = NULL;
+	if (plan->tables == NULL || !plan->tables[trainer].known)
+		return 0;
+	if (checking->tables == NULL)
+		checking->tables = arena_array(&checking->arena, plan->trainer_count,
+					       sizeof(*checking->tables));
+	if (checking->tables == NULL)
+		return plan_no_memory(checking->err);
+	struct tables_view *view = &checking->tables[trainer];
+	*out = view;
+	if (view->known)
+		return 0;
+	uint32_t count = plan->tables[trainer].count;
+	view->rank = trainer;
+	view->peer = check_peer(checking, SIDE_TRAINER, trainer);
+	if (view->peer == NULL)
+		return checking->err->code;
+	view->pieces = arena_array(&checking->arena, count, sizeof(*view->pieces));
+	view->names = arena_array(&checking->arena, count, sizeof(*view->names));
+	view->tables = arena_array(&checking->arena, count, sizeof(*view->tables));
+	view->kinds = arena_array(&checking->arena, plan->kind_count, sizeof(*view->kinds));
+	view->rule_of = arena_array(&checking->arena, manifest_tensor_count(plan->input.trainer),
+				    sizeof(*view->rule_of));
+	if (view->rule_of == NULL || view->pieces == NULL || view->names == NULL ||
+	    view->tables == NULL || view->kinds == NULL || view_fill(checking, view, &fault) != 0)
+		return plan_no_memory(checking->err);
+	view->known = true;
+	view_rules(view);
+	if (fault == NULL)
+		return 0;
+	char name[96];
+	plan_member_name(plan, trainer, name, sizeof(name));
+	findings_add(checking->findings, "tables", name, "the maxima of %s are laid wrong: %s",
+		     name, fault);
+	return findings_fail(checking->findings, -EINVAL, checking->err);
+}
