@@ -42,13 +42,10 @@ static int open_kind(struct end *end, int socket, const struct kind *kind)
 	struct ws_memory memory = {.place = kind->place, .device = kind->device};
 
 	int rc = ws_memory_alloc(&memory, BYTES, &err);
-	return rc != 0 ? rc : end_open_with(end, "ipc", "host", socket, &memory, &err);
-}
-
-static void close_kind(struct end *end)
-{
-	end_close(end);
-	ws_memory_free(&end->memory);
+	if (rc == 0)
+		rc = end_open_with(end, "ipc", "host", socket, &memory, &err);
+	end->allocated = true;
+	return rc;
 }
 
 static void copy_out(void *to, const void *from, size_t bytes)
@@ -108,7 +105,7 @@ static void receiver(int socket, const void *arg)
 	}
 	while (end.nic->transport->peer_close(end.nic, end.peer, false, false) == -EAGAIN)
 		MUST(end_poll(&end) >= 0 && clock_ns() < end_ns);
-	close_kind(&end);
+	end_close(&end);
 }
 
 START_TEST(every_byte_is_there_when_its_immediate_is)
@@ -134,7 +131,7 @@ START_TEST(every_byte_is_there_when_its_immediate_is)
 	ck_assert_msg(end.failed == 0, "%s", end.last_reason);
 	ck_assert_int_eq(end_fence(&end, false, BOUND_MS), 0);
 	ck_assert_int_eq(child_wait(&child), 0);
-	close_kind(&end);
+	end_close(&end);
 	free(bytes);
 }
 END_TEST
@@ -169,7 +166,7 @@ START_TEST(a_write_past_the_region_or_with_a_wrong_key_fails_at_the_sender)
 	ck_assert_ptr_nonnull(strstr(end.last_reason, "no memory with this key"));
 	child_kill(&child);
 	ck_assert_int_eq(end_fence(&end, true, BOUND_MS), 0);
-	close_kind(&end);
+	end_close(&end);
 }
 END_TEST
 
@@ -206,7 +203,7 @@ START_TEST(a_receiver_that_is_killed_with_its_memory_mapped_is_noticed)
 	ck_assert_ptr_nonnull(strstr(end.last_reason, "has died"));
 	child_wait(&child);
 	ck_assert_int_eq(end_fence(&end, true, BOUND_MS), 0);
-	close_kind(&end);
+	end_close(&end);
 }
 END_TEST
 
@@ -244,7 +241,7 @@ START_TEST(nothing_lands_after_a_killed_sender_was_fenced)
 	usleep(20000);
 	gpu_get(got, end.memory.base, BYTES);
 	ck_assert_int_eq(memcmp(got, ones, BYTES), 0);
-	close_kind(&end);
+	end_close(&end);
 	free(ones);
 	free(got);
 }

@@ -294,7 +294,7 @@ static int gpu_prepare(struct ipc *ipc, const struct peer *peer, struct ws_error
 {
 	uint32_t count = MIN(peer->door->region_count, IPC_REGIONS_MAX);
 
-	for (uint32_t i = 0; i < count; i++)
+	for (uint32_t i = 0; i < count && ipc->gpu == NULL; i++)
 		if (peer->door->regions[i].key != 0 && peer->door->regions[i].is_gpu != 0)
 			return ipc_gpu_open(ipc, 0, err);
 	return 0;
