@@ -486,6 +486,13 @@ START_TEST(what_is_no_quantization_is_refused)
 	ck_assert(!convert_can(&move));
 	move.to = WS_U32;
 	ck_assert(convert_can(&move));
+	/* Maxima have no scheme, but a table. */
+	move = (struct move){.kind = MOVE_MAXIMA, .from = WS_BF16};
+	ck_assert(!convert_can(&move));
+	blocks.quant = NULL;
+	move.blocks = &blocks;
+	ck_assert(convert_can(&move));
+	blocks.quant = &quant;
 	move = (struct move){
 		.kind = MOVE_DEQUANTIZE, .blocks = &blocks, .from = WS_F8_E4M3, .to = WS_F8_E4M3};
 	ck_assert(!convert_can(&move));
