@@ -38,23 +38,6 @@ int plan_source_take(struct plan_source *source, enum side side, const void *tex
 	return 0;
 }
 
-/* Quantized targets can be planned, and not yet be sent. */
-static int refuse_schemes(const struct plan_source *source, struct ws_error *err)
-{
-	static const char *const who[] = {[SIDE_TRAINER] = "trainer", [SIDE_ROLLOUT] = "rollout"};
-
-	for (int side = 0; side < 2; side++) {
-		const struct manifest *manifest = source->manifest[side];
-		const char *scheme = manifest == NULL ? NULL : manifest_quant(manifest);
-		if (scheme != NULL)
-			return ws_fail(err, -ENOTSUP,
-				       "the %s's manifest wants scheme '%s', which isn't built "
-				       "yet: make the manifest without --quant",
-				       who[side], scheme);
-	}
-	return 0;
-}
-
 int plan_source_make(struct plan_source *source, const struct plan_input *input, uint32_t self,
 		     struct ws_error *err)
 {
@@ -67,9 +50,7 @@ int plan_source_make(struct plan_source *source, const struct plan_input *input,
 	source->plan = NULL;
 	whole.trainer = source->manifest[SIDE_TRAINER];
 	whole.rollout = source->manifest[SIDE_ROLLOUT];
-	int rc = refuse_schemes(source, err);
-	if (rc == 0)
-		rc = plan_make(&source->plan, &whole, self, &findings, err);
+	int rc = plan_make(&source->plan, &whole, self, &findings, err);
 	if (rc == 0)
 		rc = plan_check(source->plan, &findings, err);
 	if (rc != 0) {

@@ -133,8 +133,6 @@ gives 2 '--rank and --world go together' $run --rank 1
 gives 2 'says rank 1 of 7, but .* says rank 2 of 7' env OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=7 RANK=2 WORLD_SIZE=7 $run
 gives 2 "RANK is 'one'" env RANK=one WORLD_SIZE=7 $run
 gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
-weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 --quant fp8-block -o Q.json 2>out
-gives 1 'fp8-block' weightsync run --trainer T.json --rollout Q.json --replicas 2 --checkpoint model --rank 0 --world 7
 
 # Output that can't be written is a failure.
 gives 1 'cannot write' sh -c 'weightsync plan T.json R.json >/dev/full'

@@ -7,29 +7,12 @@
 #include <string.h>
 
 #include "planner/plan_internal.h"
-#include "planner/source.h"
 #include "tests/plan_pair.h"
 #include "tests/test.h"
 
 #define W(shape) "{\"name\":\"w\",\"dtype\":\"bf16\",\"shape\":" shape "}"
 #define PARAM(x) "\"params\":[{\"p\":\"w\",\"x\":" x "}]"
 #define WHOLE	 PARAM("[\"t\",\"w\"]")
-
-START_TEST(a_quantization_scheme_is_refused_by_name)
-{
-	struct pair_world pair;
-
-	pair_open(
-		&pair, W("[10,6]"), 1, WHOLE, 1,
-		"\"schemes\":{\"fp8-block\":{\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\",\"scale\":\"f32\"}},"
-		"\"params\":[{\"p\":\"w\",\"q\":\"fp8-block\",\"x\":[\"t\",\"w\"]}]");
-	struct plan_source source = {.manifest = {pair.manifests[0], pair.manifests[1]}};
-	ck_fails(plan_source_make(&source, &pair.input, 0, &pair.err), -ENOTSUP, pair.err);
-	ck_assert_ptr_nonnull(strstr(pair.err.text, "scheme 'fp8-block', which isn't built yet"));
-	ck_assert_ptr_null(source.plan);
-	pair_close(&pair);
-}
-END_TEST
 
 #define FP8_SCHEME                                                                             \
 	"\"schemes\":{\"fp8-block\":{\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\"," \
@@ -133,7 +116,6 @@ Suite *suite(void)
 	tcase_add_test(quant, codes_come_from_every_holder_and_each_scale_from_one);
 	tcase_add_test(quant, codes_are_made_of_floats_only);
 	tcase_add_test(quant, a_scale_from_who_holds_nothing_of_its_block_is_seen);
-	tcase_add_test(quant, a_quantization_scheme_is_refused_by_name);
 	suite_add_tcase(tests, quant);
 	return tests;
 }

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Updates that quantize on the way, by the real sides: trainers tell each other maxima, rollouts
+ * get codes and scales that are those of the whole tensors, bit by bit; and what happens when a
+ * write goes wrong, of maxima among them.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/test.h"
+#include "tests/update_world.h"
+
+static const struct world_options kinds[] = {
+	{.trainer_layout = "fsdp2",
+	 .trainer_mesh = "dp=3",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .quant = "fp8-block",
+	 .trainers = 3,
+	 .replicas = 1,
+	 .replica_ranks = 2},
+	{.trainer_layout = "zero3",
+	 .trainer_mesh = "dp=3",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .dtype = "f32",
+	 .quant = "fp8-block-ue8m0",
+	 .trainers = 3,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .inplace = true},
+	{.trainer_layout = "megatron",
+	 .trainer_mesh = "tp=2",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .quant = "fp8-channel",
+	 .trainers = 2,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .digests = true},
+	{.model = "qwen3-30b-a3b",
+	 .scale = 16000,
+	 .trainer_layout = "megatron",
+	 .trainer_mesh = "tp=2",
+	 .rollout_layout = "sglang",
+	 .rollout_mesh = "tp=2,ep=2",
+	 .dtype = "f32",
+	 .quant = "fp8-tensor",
+	 .trainers = 2,
+	 .replicas = 1,
+	 .replica_ranks = 2},
+	{.trainer_layout = "fsdp2",
+	 .trainer_mesh = "dp=3",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .quant = "fp8-block",
+	 .trainers = 3,
+	 .replicas = 2,
+	 .replica_ranks = 2,
+	 .min_replicas = 2,
+	 .fanout = "replica",
+	 .digests = true},
+};
+
+START_TEST(codes_and_scales_of_the_whole_tensors_go_live)
+{
+	struct world *world = world_open(&kinds[_i]);
+
+	for (uint64_t version = 1; version <= 3; version++)
+		world_push_good(world, version, version > 1);
+	uint64_t quantize = 0, exchange = 0;
+	for (uint32_t i = 0; i < world->options.trainers; i++) {
+		quantize += world->trainer[i].report.quantize_ns;
+		exchange += world->trainer[i].report.exchange_ns;
+	}
+	ck_assert_uint_gt(quantize, 0);
+	ck_assert_uint_gt(exchange, 0);
+	world_close(world);
+}
+END_TEST
+
+/* Little room at both ends: codes are cut into many ops, and go through slots with credits. */
+START_TEST(a_small_ring_and_small_staging_carry_codes)
+{
+	struct world_options options = kinds[0];
+
+	options.op_bytes = 4096;
+	options.staging_bytes = 16u << 10;
+	options.recv_staging_bytes = 128u << 10;
+	options.run_bytes_min = 64u << 20;
+	options.digests = _i == 1;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	world_push_good(world, 2, true);
+	for (uint32_t i = 0; i < options.trainers; i++)
+		ck_assert_uint_le(world->trainer[i].report.staging_high_bytes,
+				  options.staging_bytes);
+	world_close(world);
+}
+END_TEST
+
+/* One write of trainer 1 misbehaves in the second version, at each share of it. */
+static const struct bad_write {
+	const char *rule, *says;
+	bool digests, inplace;
+} bad_writes[] = {
+	{"drop", "version 2", .digests = false},
+	{"fail", "failed", .inplace = true},
+	{"dup", "had arrived before", .digests = false},
+	{"stale", "fence broken", .inplace = true},
+	{"corrupt", "changed on the way", .digests = true},
+};
+#define SHARES 2
+
+START_TEST(a_bad_write_of_maxima_or_codes_never_goes_live)
+{
+	const struct bad_write *bad = &bad_writes[_i / SHARES];
+	struct world_options options = kinds[0];
+	char device[128];
+
+	options.digests = bad->digests;
+	options.inplace = bad->inplace;
+	options.phase_ms = 3000;
+	uint64_t ops = world_member_ops(&options, 1);
+	snprintf(device, sizeof(device), "%s_nth=%llu:fabric:tcp/127.0.0.1", bad->rule,
+		 (unsigned long long)(ops + 2 + ops * (uint64_t)(_i % SHARES) / SHARES));
+	options.fault_device = device;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	world_push(world, 2, 20000, false);
+	world_errors_have(world, bad->says);
+	world_push_good(world, 3, false);
+	world_close(world);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *tests = suite_create("update_quant");
+	TCase *updates = tcase_create("updates"), *faults = tcase_create("faults");
+
+	tcase_add_loop_test(updates, codes_and_scales_of_the_whole_tensors_go_live, 0,
+			    (int)ARRAY_SIZE(kinds));
+	tcase_add_loop_test(updates, a_small_ring_and_small_staging_carry_codes, 0, 2);
+	tcase_set_timeout(updates, 120);
+	suite_add_tcase(tests, updates);
+	tcase_add_loop_test(faults, a_bad_write_of_maxima_or_codes_never_goes_live, 0,
+			    SHARES * (int)ARRAY_SIZE(bad_writes));
+	tcase_set_timeout(faults, 120);
+	suite_add_tcase(tests, faults);
+	return tests;
+}
