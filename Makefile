@@ -124,6 +124,7 @@ $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD
 $(BUILD)/tests/page: $(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512: \
 	$(BUILD)/tests/convert_world.o
+$(BUILD)/tests/convert_quant: $(BUILD)/tests/convert_tensor_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)

@@ -2,20 +2,20 @@
 /*
  * Quantization against its definition in double arithmetic (a product or quotient of two f32 is
  * rounded rightly by way of a double), and by shards against the whole.  With WS_CONVERT_OUT a
- * folder, only writes tensors and what became of them there, for convert_reference.py.
+ * folder, only writes tensors and what became of them there, for convert_reference.py; those of
+ * the checkpoint WS_CONVERT_WEIGHTS, too.
  */
 #include "lib/convert/convert.h"
 
 #include <fenv.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <xmmintrin.h>
 #endif
 
-#include "tests/convert_world.h"
+#include "tests/convert_tensor_world.h"
 
 /* ---------------------------------------------------------------- the definition */
 static double largest_of(enum ws_dtype code)
@@ -189,112 +189,6 @@ START_TEST(a_value_is_its_code_times_its_scale)
 END_TEST
 
 /* ---------------------------------------------------------------- tensors */
-struct tensor {
-	struct quant quant;
-	enum ws_dtype dtype;
-	uint64_t rows, columns, block[2], grid[2];
-	uint8_t *floats, *codes, *scales; /* owned, row by row */
-	uint32_t *table;		  /* owned: maxima of the grid */
-};
-
-static void tensor_make(struct tensor *tensor, uint64_t seed)
-{
-	static const enum ws_dtype dtypes[] = {WS_BF16, WS_F32, WS_F16};
-	static const uint64_t shapes[][2] = {
-		{576, 320}, {128, 128}, {129, 257}, {6, 640}, {200, 72}};
-	uint64_t x = mix64(seed + 0x7e50);
-	memset(tensor, 0, sizeof(*tensor));
-	tensor->quant = quant_random(seed);
-	tensor->dtype = dtypes[x % 7 % 3];
-	tensor->rows = shapes[x / 8 % 5][0];
-	tensor->columns = shapes[x / 8 % 5][1];
-	/* By block, by channel, the whole, other blocks. */
-	uint64_t blocks[][2] = {
-		{128, 128}, {1, tensor->columns}, {tensor->rows, tensor->columns}, {64, 32}};
-	memcpy(tensor->block, blocks[x / 64 % 4], sizeof(tensor->block));
-	tensor->grid[0] = (tensor->rows + tensor->block[0] - 1) / tensor->block[0];
-	tensor->grid[1] = (tensor->columns + tensor->block[1] - 1) / tensor->block[1];
-	uint64_t count = tensor->rows * tensor->columns,
-		 entries = tensor->grid[0] * tensor->grid[1];
-	tensor->floats = mem_alloc(count * 4);
-	tensor->codes = mem_alloc(count);
-	tensor->scales = mem_alloc(entries * 4);
-	tensor->table = mem_alloc(entries * 4);
-	ck_assert(tensor->floats != NULL && tensor->codes != NULL);
-	ck_assert(tensor->scales != NULL && tensor->table != NULL);
-	floats_fill(tensor->floats, count, tensor->dtype, seed);
-	/* A block of zeros, one of them negative. */
-	if (x / 256 % 2 == 0)
-		for (uint64_t i = 0; i < MIN(tensor->block[0], tensor->rows); i++)
-			memset(tensor->floats + i * tensor->columns * ws_dtype_bytes(tensor->dtype),
-			       0,
-			       MIN(tensor->block[1], tensor->columns) *
-				       ws_dtype_bytes(tensor->dtype));
-}
-
-static void tensor_release(struct tensor *tensor)
-{
-	mem_free(tensor->floats);
-	mem_free(tensor->codes);
-	mem_free(tensor->scales);
-	mem_free(tensor->table);
-}
-
-struct part {
-	uint64_t row, column, rows, columns;
-};
-
-/* A box of the tensor: its maxima into a table of the tensor's grid, or its codes by that. */
-static void move_part(struct tensor *tensor, enum move_kind kind, const struct part *part,
-		      uint32_t *table)
-{
-	size_t bytes = ws_dtype_bytes(tensor->dtype);
-	uint64_t at = part->row * tensor->columns + part->column;
-	struct blocks blocks = {.quant = &tensor->quant,
-				.table = table,
-				.each = {tensor->block[0], tensor->block[1]},
-				.first = {part->row, part->column},
-				.stride = {(int64_t)tensor->grid[1], 1}};
-	convert_move(&(struct move){
-		.kind = kind,
-		.blocks = &blocks,
-		.src = tensor->floats + at * bytes,
-		.dst = tensor->codes + at,
-		.dim_count = 2,
-		.extent = {part->rows, part->columns},
-		.src_stride = {(int64_t)(tensor->columns * bytes), (int64_t)bytes},
-		.dst_stride = {(int64_t)tensor->columns, 1},
-		.from = tensor->dtype,
-		.to = tensor->quant.code,
-	});
-}
-
-static void move_scales(struct tensor *tensor, const uint32_t *table)
-{
-	struct blocks blocks = {.quant = &tensor->quant};
-	convert_move(&(struct move){
-		.kind = MOVE_SCALE,
-		.blocks = &blocks,
-		.src = table,
-		.dst = tensor->scales,
-		.dim_count = 1,
-		.extent = {tensor->grid[0] * tensor->grid[1]},
-		.src_stride = {4},
-		.dst_stride = {(int64_t)ws_dtype_bytes(tensor->quant.scale)},
-		.from = WS_U32,
-		.to = tensor->quant.scale,
-	});
-}
-
-static void tensor_quantize(struct tensor *tensor)
-{
-	const struct part whole = {.rows = tensor->rows, .columns = tensor->columns};
-	memset(tensor->table, 0, tensor->grid[0] * tensor->grid[1] * 4);
-	move_part(tensor, MOVE_MAXIMA, &whole, tensor->table);
-	move_scales(tensor, tensor->table);
-	move_part(tensor, MOVE_QUANTIZE, &whole, tensor->table);
-}
-
 static double element(const struct tensor *tensor, uint64_t row, uint64_t column)
 {
 	size_t bytes = ws_dtype_bytes(tensor->dtype);
@@ -499,72 +393,10 @@ START_TEST(what_is_no_quantization_is_refused)
 }
 END_TEST
 
-/* ---------------------------------------------------------------- for the reference */
-static void write_file(const char *folder, uint64_t seed, const char *kind, const void *bytes,
-		       size_t count)
-{
-	char path[512];
-	snprintf(path, sizeof(path), "%s/%llu.%s", folder, (unsigned long long)seed, kind);
-	FILE *file = fopen(path, "wb");
-	ck_assert_msg(file != NULL, "%s", path);
-	ck_assert_uint_eq(fwrite(bytes, 1, count, file), count);
-	ck_assert_int_eq(fclose(file), 0);
-}
-
-/* Into bf16. */
-static void tensor_dequantize(struct tensor *tensor, uint16_t *values)
-{
-	struct blocks blocks = {.quant = &tensor->quant,
-				.table = tensor->scales,
-				.each = {tensor->block[0], tensor->block[1]},
-				.stride = {(int64_t)tensor->grid[1], 1}};
-	convert_move(&(struct move){
-		.kind = MOVE_DEQUANTIZE,
-		.blocks = &blocks,
-		.src = tensor->codes,
-		.dst = values,
-		.dim_count = 2,
-		.extent = {tensor->rows, tensor->columns},
-		.src_stride = {(int64_t)tensor->columns, 1},
-		.dst_stride = {(int64_t)tensor->columns * 2, 2},
-		.from = tensor->quant.code,
-		.to = WS_BF16,
-	});
-}
-
 START_TEST(tensors_and_what_became_of_them_are_written)
 {
-	const char *folder = getenv("WS_CONVERT_OUT");
-	char path[512];
-	snprintf(path, sizeof(path), "%s/tensors.txt", folder);
-	FILE *list = fopen(path, "w");
-	ck_assert_msg(list != NULL, "%s", path);
-	for (uint64_t seed = 0; seed < 300; seed++) {
-		struct tensor tensor;
-		tensor_make(&tensor, seed);
-		uint64_t count = tensor.rows * tensor.columns;
-		uint64_t entries = tensor.grid[0] * tensor.grid[1];
-		uint16_t *values = mem_alloc(count * 2);
-		ck_assert_ptr_nonnull(values);
-		const struct quant *quant = &tensor.quant;
-		tensor_quantize(&tensor);
-		tensor_dequantize(&tensor, values);
-		fprintf(list, "%llu %s %llu %llu %llu %llu %s %s %08x %d %d\n",
-			(unsigned long long)seed, ws_dtype_name(tensor.dtype),
-			(unsigned long long)tensor.rows, (unsigned long long)tensor.columns,
-			(unsigned long long)tensor.block[0], (unsigned long long)tensor.block[1],
-			ws_dtype_name(quant->code), ws_dtype_name(quant->scale),
-			bits_of(quant->eps), quant->pow2, quant->reciprocal);
-		write_file(folder, seed, "floats", tensor.floats,
-			   count * ws_dtype_bytes(tensor.dtype));
-		write_file(folder, seed, "scales", tensor.scales,
-			   entries * ws_dtype_bytes(quant->scale));
-		write_file(folder, seed, "codes", tensor.codes, count);
-		write_file(folder, seed, "values", values, count * 2);
-		mem_free(values);
-		tensor_release(&tensor);
-	}
-	ck_assert_int_eq(fclose(list), 0);
+	const char *weights = getenv("WS_CONVERT_WEIGHTS");
+	tensors_write(getenv("WS_CONVERT_OUT"), weights != NULL && *weights != 0 ? weights : NULL);
 }
 END_TEST
 
