@@ -128,6 +128,11 @@ void loop_remap_text(struct engine_loop *loop, const void *text, size_t bytes);
 /* Waits until it has. */
 void loop_await_remap(struct engine_loop *loop);
 
+/* ---- update_bytes_world.c */
+void bytes_fill(const struct manifest *manifest, uint32_t rank, const struct rank_params *params,
+		uint8_t *memory, uint64_t version);
+void bytes_expect(const struct engine_loop *loop, uint64_t version); /* into loop->expected */
+
 /* ---- between update_world.c and update_remap_world.c */
 void loop_fault(struct engine_loop *loop, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
