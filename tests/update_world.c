@@ -358,7 +358,8 @@ static void manifests_release(struct world *world)
 	writer_release(&world->rollout_text);
 }
 
-uint64_t world_member_ops(const struct world_options *options, uint32_t member)
+/* Of those to members below `below`. */
+static uint64_t ops_below(const struct world_options *options, uint32_t member, uint32_t below)
 {
 	struct world *world = calloc(1, sizeof(*world));
 	uint32_t replicas[ROLLOUTS_MAX];
@@ -384,12 +385,25 @@ uint64_t world_member_ops(const struct world_options *options, uint32_t member)
 		ck_ok(fanout_parse(options->fanout, &input.rules.fanout, &err), err);
 	ck_ok(plan_make(&plan, &input, member, NULL, &err), err);
 	for (uint32_t i = 0; i < plan_send_pair_count(plan); i++)
-		ops += plan_send_pair(plan, i)->op_count;
+		if (plan_send_pair(plan, i)->receiver < below)
+			ops += plan_send_pair(plan, i)->op_count;
 	plan_free(plan);
 	manifests_release(world);
 	free(world);
+	return ops;
+}
+
+uint64_t world_member_ops(const struct world_options *options, uint32_t member)
+{
+	uint64_t ops = ops_below(options, member, UINT32_MAX);
+
 	ck_assert_uint_gt(ops, 4);
 	return ops;
+}
+
+uint64_t world_exchange_ops(const struct world_options *options, uint32_t trainer)
+{
+	return ops_below(options, trainer, options->trainers);
 }
 
 struct world *world_open(const struct world_options *options)

@@ -107,6 +107,8 @@ struct world {
 
 /* How many ops a member posts in one update, credits aside. */
 uint64_t world_member_ops(const struct world_options *options, uint32_t member);
+/* Those of them that it writes to other trainers. */
+uint64_t world_exchange_ops(const struct world_options *options, uint32_t trainer);
 struct world *world_open(const struct world_options *options); /* wired; fails the test */
 /* Closes all and fails the test for what any engine saw wrong. */
 void world_close(struct world *world);
