@@ -308,7 +308,7 @@ static void rails_turn(struct ws_rollout *rollout)
 		return;
 	engine_rails_mend(rollout->engine);
 	said.count = engine_rails(rollout->engine, said.rail);
-	said.returns = engine_rails_returns(rollout->engine);
+	said.rewires = engine_rewires(rollout->engine);
 	bool degraded = engine_rails_news(rollout->engine, trouble, sizeof(trouble));
 	member_say_rails(rollout->member, &said, trouble, degraded);
 }

@@ -111,7 +111,7 @@ START_TEST(a_rail_that_returns_is_another_wiring)
 	ck_assert_uint_eq(world.actor[0].generation, generation);
 	ck_assert_ptr_nonnull(strstr(member_trouble(world.actor[0].member), trouble));
 	push_ok(&world, 2);
-	rails.returns++;
+	rails.rewires++;
 	member_say_rails(actor->member, &rails, "", false);
 	ck_assert(world_run(&world, trainers_hear, ""));
 	push_ok(&world, 3);
@@ -181,7 +181,7 @@ START_TEST(a_beat_with_more_rails_than_nics_is_refused)
 		struct ws_error err;
 		beat.rails.nic_count = cases[i].nic_count;
 		beat.rails.count = cases[i].count;
-		beat.rails.returns = i % 2;
+		beat.rails.rewires = i % 2;
 		beat.degraded = i % 2 != 0;
 		for (uint32_t r = 0; r < cases[i].count; r++)
 			beat.rails.rail[r] = (struct nic_speed){mix64(r), 100 * r};

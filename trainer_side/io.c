@@ -98,7 +98,7 @@ static void rails_turn(struct ws_trainer *trainer)
 		return;
 	engine_rails_mend(trainer->engine);
 	said.count = engine_rails(trainer->engine, said.rail);
-	said.returns = engine_rails_returns(trainer->engine);
+	said.rewires = engine_rewires(trainer->engine);
 	bool degraded = engine_rails_news(trainer->engine, trouble, sizeof(trouble));
 	member_say_rails(trainer->member, &said, trouble, degraded);
 }

@@ -14,7 +14,7 @@
 #define FIRST_NS    UINT64_C(1000000000)
 #define FACTOR_BITS 2u /* four times as long each time, */
 #define TIMES_MAX   6u /* up to 4096 s */
-#define SILENT_NS   UINT64_C(500000000)
+#define STUCK_NS    UINT64_C(1000000000)
 #define CALM_NS	    UINT64_C(60000000000) /* carried bytes for so long: as good as new */
 
 static uint64_t wait_ns(const struct doubt *doubt)
@@ -65,6 +65,24 @@ static void doubts_drop(struct engine *engine, const struct engine_peer *peer)
 	}
 }
 
+static void doubt_begin(struct engine *engine, const struct engine_peer *peer, uint32_t nic,
+			const char *reason)
+{
+	struct doubt *doubt = doubt_take(engine, peer, nic);
+	if (doubt == NULL)
+		return;
+	bool calm = peer->rails[nic].sent_ns > doubt->since_ns + CALM_NS;
+	if (doubt->state == DOUBT_OVER)
+		doubt->times = calm ? 0 : MIN(doubt->times + 1, TIMES_MAX);
+	doubt->state = DOUBT_NOTED;
+	snprintf(doubt->reason, sizeof(doubt->reason), "%s", reason);
+	/* Most likely all of this NIC's have one reason: they are tried again together, not in
+	 * turns that each cost a version. */
+	for (uint32_t i = 0; i < engine->doubt_count; i++)
+		if (engine->doubts[i].state == DOUBT_STANDS && engine->doubts[i].nic == nic)
+			engine->doubts[i].state = DOUBT_NOTED;
+}
+
 static void rail_failed(struct engine *engine, struct engine_peer *peer, uint32_t nic,
 			const char *reason)
 {
@@ -75,38 +93,41 @@ static void rail_failed(struct engine *engine, struct engine_peer *peer, uint32_
 	failed->failed = true;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		others += peer->rails[i].paired && !peer->rails[i].failed;
-	if (others == 0) {
+	if (others > 0)
+		doubt_begin(engine, peer, nic, reason);
+	else
 		doubts_drop(engine, peer); /* it is the peer, or all are to be tried */
-		return;
-	}
-	struct doubt *doubt = doubt_take(engine, peer, nic);
-	if (doubt == NULL)
-		return;
-	bool calm = failed->worked && engine->now_ns - doubt->since_ns > CALM_NS;
-	bool again = doubt->state == DOUBT_OVER && !calm;
-	doubt->times = again ? MIN(doubt->times + 1, TIMES_MAX) : 0;
-	doubt->state = DOUBT_NOTED;
-	snprintf(doubt->reason, sizeof(doubt->reason), "%s", reason);
 }
 
-void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t posted_ns,
-		const char *reason)
+void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t nic,
+		       const char *reason)
 {
-	const struct engine_nic *own = &engine->nics[nic];
-	if (own->out)
-		return;
-	rail_failed(engine, peer, nic, reason);
-	/* Where nothing at all goes over this NIC, what others have in flight would fail too, and
-	 * the attempt ends before that is told. */
-	bool silent = engine->now_ns - MAX(own->sent_ns, posted_ns) > SILENT_NS;
-	for (uint32_t i = 0; silent && i < engine->peer_count; i++)
-		if (engine->peers[i]->rails[nic].in_flight > 0)
-			rail_failed(engine, engine->peers[i], nic, reason);
-	/* Most likely for one reason: they are tried again together, not in turns that each cost a
-	 * version. */
-	for (uint32_t i = 0; i < engine->doubt_count; i++)
-		if (engine->doubts[i].state == DOUBT_STANDS && engine->doubts[i].nic == nic)
-			engine->doubts[i].since_ns = engine->now_ns;
+	peer->rails[nic].failed = true;
+	doubt_begin(engine, peer, nic, reason);
+	engine->rewires++;
+}
+
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, const char *reason)
+{
+	if (!engine->nics[nic].out)
+		rail_failed(engine, peer, nic, reason);
+}
+
+void doubts_end(struct engine *engine)
+{
+	uint64_t now = clock_ns();
+	char reason[40];
+	for (uint32_t i = 0; i < engine->slot_count; i++) {
+		const struct op_slot *slot = &engine->slots[i];
+		if (!slot->used)
+			continue;
+		uint64_t since_ns = MAX(slot->posted_ns, slot->peer->rails[slot->nic].sent_ns);
+		if (now - since_ns < STUCK_NS)
+			continue;
+		snprintf(reason, sizeof(reason), "no answer for %.1f s",
+			 (double)(now - since_ns) / 1e9);
+		doubt_note(engine, slot->peer, slot->nic, reason);
+	}
 }
 
 struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
@@ -130,7 +151,10 @@ void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32
 		}
 		if (doubt->state == DOUBT_NOTED || peer->rails[i].paired)
 			doubt->since_ns = clock_ns();
-		doubt->state = peer->rails[i].paired ? DOUBT_OVER : DOUBT_STANDS;
+		if (peer->rails[i].paired)
+			doubt->state = DOUBT_OVER;
+		else if (!peer->rails[i].failed) /* else the other end doesn't know of it yet */
+			doubt->state = DOUBT_STANDS;
 	}
 }
 
@@ -142,7 +166,7 @@ void doubts_mend(struct engine *engine, uint64_t now_ns)
 			continue;
 		doubt->state = DOUBT_OVER;
 		doubt->since_ns = now_ns;
-		engine->returns++;
+		engine->rewires++;
 	}
 }
 
@@ -174,7 +198,7 @@ void doubts_text(const struct engine *engine, uint32_t nic, char *text_out, size
 		 (unsigned long long)(wait_ns(first) / 1000000000u), first->reason);
 }
 
-uint64_t engine_rails_returns(const struct engine *engine)
+uint64_t engine_rewires(const struct engine *engine)
 {
-	return engine->returns;
+	return engine->rewires;
 }

@@ -77,8 +77,9 @@ void engine_rails_text(const struct engine *engine, char *text_out, size_t bytes
 /* And what last happened to those in use: "NIC 'rxe1 port 1': its GID changed from 1 (..) to ..".
  * True: not all are in use. */
 bool engine_rails_news(const struct engine *engine, char *text_out, size_t bytes);
-/* Rises when a rail that was left out for a peer is to be tried again: by another wiring. */
-uint64_t engine_rails_returns(const struct engine *engine);
+/* Rises when another wiring is wanted: a rail that was left out is to be tried again, or one
+ * couldn't be connected and is to be left out by both ends. */
+uint64_t engine_rewires(const struct engine *engine);
 bool engine_nic_is_in_use(const struct engine *engine, uint32_t index);
 /*
  * Takes NICs into use again: one whose port has been up for a while, and a lost one that could be
@@ -111,6 +112,7 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 		     struct writer *address_out, struct ws_error *err);
 /* Pairs rails by subnet and protocol (several alike: in order, round robin) and connects.  Where
  * one pairs that stays inside the host, no other does.  Halves that pair with nothing are closed.
+ * Where some rails can't be connected and others can, engine_rewires rises.
  * -ENODEV with both lists when no rail pairs; -EPROTO when only the protocol differs, naming both.
  */
 int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,

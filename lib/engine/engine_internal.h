@@ -168,7 +168,8 @@ struct rail {
 	uint32_t remote_nic; /* if paired */
 	bool paired;
 	bool spare;		 /* pairs with nothing: to be closed as soon as that goes */
-	bool failed, worked;	 /* in this wiring: an op over it failed; some were sent */
+	bool failed;		 /* in this wiring: it or an op over it */
+	uint64_t sent_ns;	 /* when an op over it was last reported as SENT; 0: never */
 	struct rail_doubt doubt; /* as my address has it */
 	uint32_t in_flight;
 	uint32_t refused_step; /* the NIC took nothing more for it in this step */
@@ -228,9 +229,13 @@ struct doubt {
 	char peer_name[48], reason[64];
 };
 
-/* An op to the peer over the NIC, posted at posted_ns, failed. */
-void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t posted_ns,
-		const char *reason);
+/* An op to the peer over the NIC failed. */
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, const char *reason);
+/* The attempt is over: what hasn't been answered for long will never be, or is told too late. */
+void doubts_end(struct engine *engine);
+/* The rail can't be connected: it isn't used, and both ends are to know. */
+void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t nic,
+		       const char *reason);
 /* What the next wiring with the peer is to leave out. */
 struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
 /* The peer is connected: what was left out is so from now on.  remote_there: bit per NIC that its
@@ -292,7 +297,6 @@ struct engine_nic {
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
 	uint64_t bytes_sent; /* in the attempt */
-	uint64_t sent_ns;    /* when an op over it was last reported as SENT */
 };
 
 /* Its peer gets no more in this attempt, the side is told, and the rail isn't trusted. */
@@ -391,8 +395,8 @@ struct engine {
 	struct engine_nic nics[NICS_MAX];
 	struct doubt doubts[DOUBTS_MAX];
 	uint32_t doubt_count; /* places of doubts used so far */
-	uint64_t returns;     /* of rails that were left out */
-	uint64_t identity;    /* random, not 0 */
+	uint64_t rewires;
+	uint64_t identity; /* random, not 0 */
 	uint64_t op_bytes;
 	uint64_t spin_ns;
 	uint32_t nic_count;

@@ -217,7 +217,7 @@ static void net_find(struct net *net, const struct engine *engine, const struct 
 	net->mine_count = net->theirs_count = 0;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		const struct nic *nic = engine->nics[i].nic;
-		bool usable = (remote->avoid_mine >> i & 1) == 0;
+		bool usable = (remote->avoid_mine >> i & 1) == 0 && !peer->rails[i].failed;
 		if (usable && peer->rails[i].peer != NULL &&
 		    same_net(nic->subnet, nic->protocol, first))
 			net->mine[net->mine_count++] = i;
@@ -230,17 +230,23 @@ static void net_find(struct net *net, const struct engine *engine, const struct 
 	}
 }
 
+/* A rail of several that doesn't reach the peer isn't used; *err says why. */
 static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_t mine,
 			const struct remote_address *remote, uint32_t theirs, struct ws_error *err)
 {
 	struct nic *nic = engine->nics[mine].nic;
+	struct rail *rail = &peer->rails[mine];
 	const struct remote_nic *other = &remote->nics[theirs];
-	int rc = nic->transport->peer_connect(nic, peer->rails[mine].peer, &other->address, err);
-	if (rc != 0)
-		return ws_fail_in(err, rc, "cannot connect '%s' to '%s' of '%s'", nic->name,
-				  other->name, peer->name);
-	peer->rails[mine].remote_nic = theirs;
-	peer->rails[mine].paired = true;
+	int rc = nic->transport->peer_connect(nic, rail->peer, &other->address, err);
+	rail->remote_nic = theirs;
+	rail->paired = rc == 0;
+	if (rc == 0)
+		return 0;
+	ws_fail_in(err, rc, "cannot connect '%s' to '%s' of '%s'", nic->name, other->name,
+		   peer->name);
+	if (rc != -ETIMEDOUT && rc != -ECONNRESET)
+		return rc;
+	doubt_unreachable(engine, peer, mine, strerror(-rc));
 	return 0;
 }
 
@@ -380,11 +386,12 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 			       peer->name, peer->remote_nic_count, remote.nic_count);
 	peer->address_nic_count = remote.nic_count;
 	peer->remote_engine = remote.engine;
-	int rc = rails_connect(engine, peer, &remote, err);
+	struct ws_error why = {0};
+	int rc = rails_connect(engine, peer, &remote, &why);
 	if (rc == 0 && !is_paired(engine, peer))
-		rc = no_rail(engine, peer, &remote, err);
+		rc = why.code != 0 ? why.code : no_rail(engine, peer, &remote, &why);
 	if (rc != 0)
-		return rc;
+		return ws_fail(err, rc, "%s", why.text);
 	spare_find(engine, peer);
 	uint32_t there = 0;
 	for (uint32_t i = 0; i < remote.nic_count; i++)

@@ -381,8 +381,7 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 		return;
 	}
 	engine->nics[nic].bytes_sent += slot.bytes;
-	engine->nics[nic].sent_ns = engine->now_ns;
-	slot.peer->rails[nic].worked = true;
+	slot.peer->rails[nic].sent_ns = engine->now_ns;
 	if (slot.serial != engine->serial || slot.peer->dropped)
 		return;
 	switch (slot.kind) {
@@ -569,6 +568,7 @@ void engine_end(struct engine *engine)
 	if (!engine->imm.armed)
 		return;
 	imm_end(&engine->imm);
+	doubts_end(engine);
 	engine->serial++;
 	stage_cancel(engine->stage, engine->serial);
 	/* Bounded by the ring: nothing new was put. */

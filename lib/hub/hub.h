@@ -91,7 +91,7 @@ struct member;
  * said than the roster has, members are wired anew between two attempts. */
 struct member_rails {
 	uint32_t count, nic_count;
-	uint64_t returns; /* rises when a rail that was left out for some peer is to be tried again
+	uint64_t rewires; /* rises when a rail between two members is to be tried again, or left out
 			   */
 	struct nic_speed rail[NICS_MAX];
 };

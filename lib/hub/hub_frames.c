@@ -191,7 +191,7 @@ static void rails_encode(const struct member_rails *rails, struct writer *out)
 {
 	write_u8(out, (uint8_t)rails->nic_count);
 	write_u8(out, (uint8_t)rails->count);
-	write_u64(out, rails->returns);
+	write_u64(out, rails->rewires);
 	for (uint32_t i = 0; i < rails->count; i++) {
 		write_u64(out, rails->rail[i].subnet);
 		write_u64(out, rails->rail[i].mbps);
@@ -208,7 +208,7 @@ static void rails_decode(struct member_rails *rails, struct reader *in)
 	}
 	rails->nic_count = nic_count;
 	rails->count = count;
-	rails->returns = read_u64(in);
+	rails->rewires = read_u64(in);
 	for (uint32_t i = 0; i < count; i++) {
 		rails->rail[i].subnet = read_u64(in);
 		rails->rail[i].mbps = read_u64(in);

@@ -271,15 +271,27 @@ def _(world):
 
 # ------------------------------------------------------------------ a network that isn't what it was
 
-@scenario("a rail swallows everything, its ports stay up, in mid update: the version aborts in time, saying why")
+@scenario("a rail swallows everything, its ports stay up: a version aborts, one goes live on the other rail, and the rail comes back")
 def _(world):
     run = world.living()
     attempt = Attempt(run)
     shape("a", ("eth1",), "loss", "100%")
     try:
         attempt.aborts("rxe2.*transport retry counter exceeded")
+        # Each pair of ranks finds out by itself, when it has something under way.
+        since = len(run.pushes())
+        push = run.push("a version goes live", 120, since, lambda p: p["ok"])
+        more = [p["error"] for p in run.pushes()[since:] if not p["ok"]]
+        expect(len(more) <= 1, "the rail cost more versions: %s" % more)
+        expect(len([nic for nic in push["nics"] if nic["bytes_sent"] > 0]) == 1,
+               "one rail should carry all: %s" % push["nics"])
+        print("    %s" % push["nic_trouble"])
+        expect(re.search("rxe2.*left out to 'rollout .*transport retry counter exceeded", push["nic_trouble"]),
+               "the report doesn't name the rail: %s" % push["nic_trouble"])
     finally:
         shape("a", ("eth1",))
+    run.push("both rails carry bytes again", 120, len(run.pushes()), lambda p: p["ok"] and min(
+        shares(p["nics"]).values()) >= SHARE_MIN)
     attempt.over()
 
 
