@@ -20,6 +20,7 @@ from world import Skip, World, command_line, expect, scenarios  # noqa: E402
 import hurt  # noqa: E402, F401  (registers its scenarios)
 import whole  # noqa: E402, F401
 import same_host  # noqa: E402, F401
+import exchange  # noqa: E402, F401
 
 
 def show_logs():
