@@ -131,6 +131,10 @@ static int put_lines(const struct outcome *outcome)
 		     REPORT_INDENT, "", seconds(report->begin_ns), seconds(report->write_ns),
 		     seconds(report->landed_ns), seconds(report->pause_ns),
 		     seconds(report->reload_ns));
+	if (report->quantize_ns > 0)
+		write_format(&out, "%*sbeside: stage %.3f  exchange %.3f  quantize %.3f\n",
+			     REPORT_INDENT, "", seconds(report->stage_ns),
+			     seconds(report->exchange_ns), seconds(report->quantize_ns));
 	if (report->nic_trouble[0] != '\0') {
 		write_format(&out, "%*s", REPORT_INDENT, "");
 		put_folded(&out, report->nic_trouble, REPORT_INDENT, stdout_columns(UINT32_MAX));

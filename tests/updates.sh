@@ -4,56 +4,7 @@
 # and some of them over what `--transport auto` chooses: here ipc.
 . "$(dirname "$0")/lib.sh"
 
-# pair NAME CHECKPOINT REPLICAS 'TRAINER OPTIONS' 'ROLLOUT OPTIONS' [RUN OPTIONS..]
-pair() {
-	name=$1 checkpoint=$2 replicas=$3 trainer=$4 rollout=$5
-	shift 5
-	# shellcheck disable=SC2086
-	if ! { "$ws" manifest --model "$checkpoint" --side trainer $trainer -o "$work/T.json" &&
-		"$ws" manifest --model "$checkpoint" --side rollout $rollout -o "$work/R.json"; } 2>"$work/log"; then
-		failed "$name" "no manifest" "$work/log"
-		return
-	fi
-	run_both "$name" "$checkpoint" "$replicas" "$@"
-}
-
-world() {
-	sed -n 's/.*"world": *\([0-9]*\).*/\1/p' "$1" | head -1
-}
-
-# run_over TITLE CHECKPOINT REPLICAS TRANSPORT RUN OPTIONS..: with the plan at hand
-run_over() {
-	title=$1 checkpoint=$2 replicas=$3 transport=$4
-	shift 4
-	ranks=$(($(world "$work/T.json") + replicas * $(world "$work/R.json")))
-	if ! mpi "$ranks" "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --replicas "$replicas" \
-		--checkpoint "$checkpoint" --updates 2 --verify --json "$@" >"$work/out" 2>"$work/log"; then
-		grep '^weightsync:' "$work/log" >"$work/said"
-		failed "$title" "run ended with a failure" "$work/said"
-	elif ! python3 "$tests/check_updates.py" "$work/out" 2 "$work/plan" "$transport" 2>"$work/log"; then
-		failed "$title" "$(cat "$work/log")"
-	else
-		passed "$title"
-	fi
-}
-
-# With the manifests at hand: one NIC, then two; then, if asked for, what is chosen by itself.
-run_both() {
-	name=$1 checkpoint=$2 replicas=$3
-	shift 3
-	"$ws" plan "$work/T.json" "$work/R.json" --replicas "$replicas" --json >"$work/plan" 2>"$work/log" || {
-		failed "$name" "no plan" "$work/log"
-		return
-	}
-	for nics in 127.0.0.1 127.0.0.1,127.0.0.2; do
-		run_over "$name, nics $nics" "$checkpoint" "$replicas" fabric --transport fabric --nics "$nics" "$@"
-	done
-	[ "${and_auto:-no}" = no ] || run_over "$name, auto" "$checkpoint" "$replicas" ipc "$@"
-}
-
-synth() {
-	"$ws" synth --model "$1" --scale "$2" -o "$work/$1" 2>"$work/log" || failed "synth $1" "no checkpoint" "$work/log"
-}
+. "$tests/update_lib.sh"
 
 synth llama-3-70b 1/8192
 synth qwen3-32b 1/4096

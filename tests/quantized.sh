@@ -1,0 +1,57 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Whole updates that quantize on the way, over tcp: trainers hold BF16 or F32, rollouts get FP8 codes and
+# scales, and `run --verify` compares every byte with what quantizing the whole tensors gives.
+. "$(dirname "$0")/lib.sh"
+. "$tests/update_lib.sh"
+
+# fp8 CHECKPOINT LAYOUT MESH DTYPE SCHEME ROLLOUT_LAYOUT ROLLOUT_MESH [RUN OPTIONS..]
+fp8() {
+	checkpoint=$1 trainer="--layout $2 --mesh $3" rollout="--layout $6 --mesh $7 --quant $5"
+	title="$(basename "$1"): $2 $3 $4 to $6 $7 $5"
+	# What a model holds in F32 stays so, unless all is F32.
+	[ "$4" = bf16 ] || trainer="$trainer --dtype $4" rollout="$rollout --cast $4:bf16"
+	shift 7
+	title="$title${*:+, $*}"
+	manifests "$title" "$checkpoint" "$trainer" "$rollout" && make_plan "$title" 1 || return
+	run_over "$title" "$checkpoint" 1 fabric --transport fabric --nics 127.0.0.1 "$@"
+	phases "$title"
+}
+
+# Trainer 0 quantized in every update, and says how long.
+phases() {
+	python3 -c "
+import json, sys
+lines = [json.loads(line) for line in open('$work/out') if line.startswith('{')]
+sys.exit(not lines or any(line['phases']['quantize'] <= 0 for line in lines))" ||
+		failed "$1" "no phase 'quantize' in a report" "$work/out"
+}
+
+synth qwen3-30b-a3b 1/8192
+synth kimi-k2 1/262144
+qwen=$work/qwen3-30b-a3b kimi=$work/kimi-k2
+
+fp8 "$qwen" fsdp2 dp=3 bf16 fp8-block vllm tp=2
+fp8 "$qwen" megatron tp=2 bf16 fp8-channel sglang tp=2,ep=2
+fp8 "$qwen" zero3 dp=3 bf16 fp8-tensor vllm tp=2 --wire-digests
+fp8 "$qwen" fsdp2 dp=3 f32 fp8-block sglang tp=2,ep=2 --inplace
+fp8 "$qwen" megatron tp=2 f32 fp8-block vllm tp=2
+fp8 "$qwen" zero3 dp=3 f32 fp8-block-ue8m0 sglang tp=2,ep=2
+fp8 "$kimi" fsdp2 dp=3 bf16 fp8-tensor sglang tp=2,ep=2
+fp8 "$kimi" megatron tp=2 bf16 fp8-block vllm tp=2 --inplace --wire-digests
+fp8 "$kimi" zero3 dp=3 bf16 fp8-block sglang tp=2,ep=2
+fp8 "$kimi" fsdp2 dp=3 f32 fp8-channel vllm tp=2
+fp8 "$kimi" megatron tp=2 f32 fp8-block-ue8m0 sglang tp=2,ep=2
+fp8 "$kimi" zero3 dp=3 f32 fp8-block vllm tp=2 --staging-bytes 2M --recv-staging-bytes 4M
+
+# NaN, infinities, subnormals, zeros: whole blocks of some of them.
+python3 "$tests/spoil_checkpoint.py" "$qwen"
+fp8 "$qwen" fsdp2 dp=3 f32 fp8-block vllm tp=2
+fp8 "$qwen" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
+
+# What is quantized already goes as it is, its scales with it.
+name="codes and scales of a quantized checkpoint go as they are"
+python3 "$tests/make_fp8_checkpoint.py" "$qwen" "$work/fp8" &&
+	manifests "$name" "$work/fp8" "--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2" &&
+	make_plan "$name" 1 && run_over "$name" "$work/fp8" 1 ipc
+exit "$failures"
