@@ -19,8 +19,9 @@
  *   - no order of any kind, neither between ops, nor between IMM and SENT;
  *   - a SENT is not a delivery: only the receiver's IMM is;
  *   - an op is never split; an op of 0 bytes still delivers its imm;
- *   - nothing blocks but open, reg, dereg and close, and peer_connect of verbs, for the second or
- *     two in which the kernel looks for the peer's address.
+ *   - nothing blocks but open, reg, dereg and close, and peer_connect of verbs over RoCE: for a
+ *     round trip, or, where nobody answers to the peer's address, until the kernel gives it up
+ *     after two seconds at most (-ETIMEDOUT).
  *
  * Threads: a NIC belongs to one thread at a time (the side's I/O thread).
  */
