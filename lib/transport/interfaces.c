@@ -90,6 +90,35 @@ bool interface_lower(const char *name, char lower_out[32])
 	return lower_out[0] != 0;
 }
 
+#define LAYERS_MAX 4 /* a bridge over a VLAN over a bond over a card */
+
+static bool stands_on_card(const char *name)
+{
+	char lower[32];
+
+	snprintf(lower, sizeof(lower), "%.31s", name);
+	for (int i = 0; i < LAYERS_MAX && !is_card(lower); i++)
+		if (!interface_lower(lower, lower))
+			return false;
+	return is_card(lower);
+}
+
+/* "docker0": its ports are containers' or virtual machines', and another host has one with the
+ * very same addresses. */
+static bool is_inside(const char *name)
+{
+	char path[128];
+	DIR *ports = class_path(path, name, "brif") ? opendir(path) : NULL;
+	const struct dirent *entry;
+	bool inside = ports != NULL;
+
+	while (inside && (entry = readdir(ports)) != NULL)
+		inside = entry->d_name[0] == '.' || !stands_on_card(entry->d_name);
+	if (ports != NULL)
+		closedir(ports);
+	return inside;
+}
+
 void rdma_interface(const char *rdma, char name_out[32])
 {
 	char path[160], text[64];
@@ -137,6 +166,7 @@ static void interface_fill(const struct ifaddrs *entry, struct interface *interf
 	interface->mbps = class_number(interface->name, "speed");
 	interface->mtu = (uint32_t)class_number(interface->name, "mtu");
 	bond_of(interface->name, interface->bond);
+	interface->inside = is_inside(interface->name);
 	if (!has_ipv4(entry))
 		return;
 	struct in_addr address = address_of(entry->ifa_addr);

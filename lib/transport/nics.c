@@ -52,6 +52,8 @@ static void interface_offer(const struct interface *interface, const char *provi
 		skip(info, "it has no IPv4 address");
 	else if (interface->loopback)
 		skip(info, "loopback: name it to use it");
+	else if (interface->inside)
+		skip(info, "a bridge inside this host: name it to use it");
 }
 
 static int sockets_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,

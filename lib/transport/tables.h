@@ -27,6 +27,7 @@ struct interface {
 	uint64_t mbps;	  /* 0: the kernel doesn't say */
 	uint32_t mtu;
 	bool up, loopback;
+	bool inside; /* a bridge with no card below it: it joins what is on this host */
 };
 
 /*
