@@ -397,6 +397,7 @@ START_TEST(an_op_to_nobody_fails_after_a_while)
 	ck_assert_int_eq(pair.nics[0]->transport->post(pair.nics[0], &op, 1), 1);
 	ck_assert_int_eq(poll_one(&pair, 0), 1);
 	ck_assert_int_eq(pair.last_status, -ECONNRESET);
+	ck_assert_str_eq(pair.last_reason, "nobody answers at its address");
 	clock_set(NULL, NULL);
 	pair_close(&pair);
 }

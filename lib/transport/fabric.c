@@ -325,8 +325,10 @@ static void refusal_note(struct fabric *fabric, struct peer *peer)
 	}
 	if (peer->refused_at_ns == 0)
 		peer->refused_at_ns = now;
-	if (now - peer->refused_at_ns > FABRIC_CONNECT_MS_MAX * UINT64_C(1000000))
+	if (now - peer->refused_at_ns > FABRIC_CONNECT_MS_MAX * UINT64_C(1000000)) {
+		peer->reason = "nobody answers at its address";
 		fabric_tx_close(fabric, peer, -ECONNRESET);
+	}
 }
 
 void fabric_warm_up(struct fabric *fabric, struct peer *peer)
@@ -408,6 +410,7 @@ static int done_take(struct fabric *fabric, struct event *events_out, int count)
 			events_out[taken++] = (struct event){.kind = EVENT_FAILED,
 							     .status = context->status,
 							     .id = context->id,
+							     .reason = context->peer->reason,
 							     .peer = context->peer};
 		fabric_context_free(fabric, context);
 	}

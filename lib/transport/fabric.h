@@ -78,6 +78,7 @@ struct peer {
 	bool cold_in;		    /* the peer's first write hasn't come */
 	bool connected, closing, set_aside;
 	int lost;	      /* tx is closed: what later ops fail with */
+	const char *reason;   /* and why, where that errno doesn't say it */
 	uint64_t quiet_at_ns; /* when the peer said quiet */
 	uint64_t shut_at_ns;  /* when its connections were first shut down */
 };
