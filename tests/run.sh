@@ -155,7 +155,7 @@ check() {
 	part "unit, contract, engine, planner, sides (gcc)" programs build
 	part "scripts: updates, faults, the command line; beside them the asan+ubsan build" \
 		beside "compile asan" "make -s -j$(nproc) SAN=address,undefined all tests && echo 'ok compile asan'" \
-		scripts build faults updates quantized doctor cli bad_manifests memory auto bench dump page safetensors_reference \
+		scripts build faults updates quantized doctor cli bad_manifests memory auto hosts bench dump page safetensors_reference \
 		convert_reference topology examples import
 	part "asan+ubsan, but for the long ones; beside it real verbs, two virtual machines with two RoCE rails each" \
 		beside "roce build" "sh tests/roce.sh build" programs build-address,undefined short_ones
