@@ -132,7 +132,7 @@ static int put_lines(const struct outcome *outcome)
 		     seconds(report->landed_ns), seconds(report->pause_ns),
 		     seconds(report->reload_ns));
 	if (report->quantize_ns > 0)
-		write_format(&out, "%*sbeside: stage %.3f  exchange %.3f  quantize %.3f\n",
+		write_format(&out, "%*smeanwhile: stage %.3f  exchange %.3f  quantize %.3f\n",
 			     REPORT_INDENT, "", seconds(report->stage_ns),
 			     seconds(report->exchange_ns), seconds(report->quantize_ns));
 	if (report->nic_trouble[0] != '\0') {

@@ -10,7 +10,7 @@ reference_python || {
 }
 "$ws" synth --model qwen3-32b --scale 1/8192 -o "$work/model" 2>"$work/log" &&
 	"$ws" manifest --model "$work/model" --side trainer --layout fsdp2 --mesh dp=2 -o "$work/T.json" &&
-	"$ws" manifest --model "$work/model" --side rollout --layout vllm --mesh tp=1 -o "$work/R.json" &&
+	"$ws" manifest --model "$work/model" --side rollout --layout vllm --mesh tp=1 --quant fp8-block -o "$work/R.json" &&
 	"$ws" keygen -o "$work/key"
 "$ws" hub --key "$work/key" --trainers 2 --replica-ranks 1 >"$work/hub" 2>"$work/hub.log" &
 hub_pid=$!
