@@ -235,10 +235,9 @@ int bench_transfer(const struct bench_options *given, struct ws_error *err)
 	if (options.peer != NULL)
 		rc = channel_connect(options.peer, &session, err);
 	struct score *score = mem_alloc(sizeof(*score));
-	if (score == NULL && rc == 0)
-		rc = ws_fail(err, -ENOMEM, "no memory for the bench's numbers");
 	if (rc == 0)
-		rc = rows_run(&options, &nics, score, &out, err);
+		rc = score != NULL ? rows_run(&options, &nics, score, &out, err)
+				   : ws_fail(err, -ENOMEM, "no memory for the bench's numbers");
 	mem_free(score);
 	writer_release(&out);
 	if (session >= 0)
