@@ -15,6 +15,7 @@
 #define IDLE_NS		     UINT64_C(100000000)
 #define POLL_NS		     UINT64_C(200000)
 #define SAY_NS		     ((uint64_t)HUB_BEAT_MS * 1000000u)
+#define RAILS_NS	     UINT64_C(1000000)
 #define CLOSE_NS	     UINT64_C(1200000000)
 
 void fd_wake(int fd)
@@ -284,28 +285,34 @@ static void member_event_take(struct ws_rollout *rollout, const struct member_ev
 	}
 }
 
-static void member_turn(struct ws_rollout *rollout)
+/* Whether something happened. */
+static bool member_turn(struct ws_rollout *rollout)
 {
 	struct member_event event;
 
 	for (int i = 0; i < MEMBER_EVENTS_A_TURN && !rollout->is_over; i++) {
 		member_step(rollout->member, &event);
 		if (event.kind == MEMBER_NOTHING)
-			return;
+			return i > 0;
 		member_event_take(rollout, &event);
 	}
+	return true;
 }
 
 /* ---------------------------------------------------------------- NICs */
 
-/* What is out of use is said at once; what may come back does so between two attempts. */
-static void rails_turn(struct ws_rollout *rollout)
+/* What is out of use is said at once; what may come back does so between two attempts.  A turn in
+ * which nothing happened is looked at only now and then: there may be a million in a second. */
+static void rails_turn(struct ws_rollout *rollout, bool happened)
 {
+	uint64_t now = clock_ns();
 	struct member_rails said = {.nic_count = rollout->devices.count};
 	char trouble[MEMBER_TROUBLE_BYTES];
 
-	if (rollout->engine == NULL || rollout->is_over)
+	if (rollout->engine == NULL || rollout->is_over ||
+	    (!happened && now - rollout->rails_ns < RAILS_NS))
 		return;
+	rollout->rails_ns = now;
 	engine_rails_mend(rollout->engine);
 	said.count = engine_rails(rollout->engine, said.rail);
 	said.rewires = engine_rewires(rollout->engine);
@@ -428,26 +435,28 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 	actions_apply(rollout, &actions);
 }
 
-static void engine_turn(struct ws_rollout *rollout)
+/* Whether something happened. */
+static bool engine_turn(struct ws_rollout *rollout)
 {
 	struct engine_event events[32];
 	struct engine_progress progress;
 	struct version_actions actions = {0};
 
 	if (rollout->engine == NULL)
-		return;
+		return false;
 	int count = engine_step(rollout->engine, events, (int)ARRAY_SIZE(events));
 	for (int i = 0; i < count; i++)
 		engine_event_take(rollout, &events[i]);
 	if (rollout->version.state != RANK_READY || rollout->version.broken ||
 	    count == (int)ARRAY_SIZE(events))
-		return;
+		return count > 0;
 	engine_progress(rollout->engine, &progress);
 	if (progress.receives_done < progress.receive_count || !progress.all_sent)
-		return;
+		return count > 0;
 	rollout->landed_ns = clock_ns();
 	version_landed(&rollout->version, &actions);
 	actions_apply(rollout, &actions);
+	return true;
 }
 
 /* ---------------------------------------------------------------- hooks, verified, the loop */
@@ -530,9 +539,9 @@ void *rollout_io_main(void *arg)
 		/* What a check found goes out before the state that ends it. */
 		verified_turn(rollout);
 		hook_turn(rollout);
-		member_turn(rollout);
-		engine_turn(rollout);
-		rails_turn(rollout);
+		bool happened = member_turn(rollout);
+		happened |= engine_turn(rollout);
+		rails_turn(rollout, happened);
 		rollout_wire_step(rollout);
 		describe_turn(rollout);
 		if (atomic_load(&rollout->describe) == DESCRIBE_GRANTED)

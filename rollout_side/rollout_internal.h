@@ -181,7 +181,7 @@ struct ws_rollout {
 	bool is_over;
 	bool describe_said; /* to the hub */
 	uint32_t verified_seen;
-	uint64_t said_ns;
+	uint64_t said_ns, rails_ns; /* when state and rails were last looked at for the hub */
 	uint64_t begin_ns, ready_ns, landed_ns, pause_ns; /* of the attempt */
 	uint64_t copy_ns, reload_ns, param_digest;
 	uint64_t bytes_from_rollouts; /* of the attempt */

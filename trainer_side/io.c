@@ -15,7 +15,8 @@
 #define MEMBER_EVENTS_A_TURN 64
 #define TURN_NS		     UINT64_C(20000000) /* deadlines are looked at as often */
 #define IDLE_NS		     UINT64_C(100000000)
-#define POLL_NS		     UINT64_C(200000)	  /* where a NIC can't wake anybody */
+#define POLL_NS		     UINT64_C(200000) /* where a NIC can't wake anybody */
+#define RAILS_NS	     UINT64_C(1000000)
 #define CLOSE_NS	     UINT64_C(1500000000) /* for the fence at the end */
 
 /* ---------------------------------------------------------------- the hub's events */
@@ -74,28 +75,34 @@ static void member_event_take(struct ws_trainer *trainer, const struct member_ev
 	}
 }
 
-static void member_turn(struct ws_trainer *trainer)
+/* Whether something happened. */
+static bool member_turn(struct ws_trainer *trainer)
 {
 	struct member_event event;
 
 	for (int i = 0; i < MEMBER_EVENTS_A_TURN && !trainer->is_over; i++) {
 		member_step(trainer->member, &event);
 		if (event.kind == MEMBER_NOTHING)
-			return;
+			return i > 0;
 		member_event_take(trainer, &event);
 	}
+	return true;
 }
 
 /* ---------------------------------------------------------------- NICs */
 
-/* What is out of use is said at once; what may come back does so between two attempts. */
-static void rails_turn(struct ws_trainer *trainer)
+/* What is out of use is said at once; what may come back does so between two attempts.  A turn in
+ * which nothing happened is looked at only now and then: there may be a million in a second. */
+static void rails_turn(struct ws_trainer *trainer, bool happened)
 {
+	uint64_t now = clock_ns();
 	struct member_rails said = {.nic_count = trainer->devices.count};
 	char trouble[MEMBER_TROUBLE_BYTES];
 
-	if (trainer->engine == NULL || trainer->is_over)
+	if (trainer->engine == NULL || trainer->is_over ||
+	    (!happened && now - trainer->rails_ns < RAILS_NS))
 		return;
+	trainer->rails_ns = now;
 	engine_rails_mend(trainer->engine);
 	said.count = engine_rails(trainer->engine, said.rail);
 	said.rewires = engine_rewires(trainer->engine);
@@ -242,15 +249,17 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 	}
 }
 
-static void engine_turn(struct ws_trainer *trainer)
+/* Whether something happened. */
+static bool engine_turn(struct ws_trainer *trainer)
 {
 	struct engine_event events[32];
 
 	if (trainer->engine == NULL)
-		return;
+		return false;
 	int count = engine_step(trainer->engine, events, (int)ARRAY_SIZE(events));
 	for (int i = 0; i < count; i++)
 		engine_event_take(trainer, &events[i]);
+	return count > 0;
 }
 
 /* ---------------------------------------------------------------- the loop */
@@ -278,9 +287,9 @@ void *trainer_io_main(void *arg)
 
 	/* An event loop: it ends when close says stop. */
 	while (!atomic_load(&trainer->stop)) {
-		member_turn(trainer);
-		engine_turn(trainer);
-		rails_turn(trainer);
+		bool happened = member_turn(trainer);
+		happened |= engine_turn(trainer);
+		rails_turn(trainer, happened);
 		trainer_wire_step(trainer);
 		push_request(trainer);
 		push_step(trainer);

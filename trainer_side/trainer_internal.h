@@ -184,6 +184,7 @@ struct ws_trainer {
 	struct push push;
 	struct ws_error over; /* code or text: the run ended for me */
 	bool is_over, hub_lost, all_wired;
+	uint64_t rails_ns;		       /* when the engine's rails were last looked at */
 	uint64_t begun_attempt, begun_version; /* the hub's last begin */
 	uint64_t waits_ns;		       /* when it was last said what is waited for */
 	uint64_t ended_attempt, version_live;  /* of my pushes that have ended */
