@@ -31,6 +31,7 @@ LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 LDLIBS_ALL = $(PKG_LIBS) $(CUDA_LIBS) -lm $(LDLIBS)
 
 # CUDA is built in where nvcc is; NVCC= leaves it out.  These arches, and PTX of the newest for what comes later.
+comma := ,
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_ARCHS = 80 90 100
 ifneq ($(NVCC),)
@@ -39,9 +40,8 @@ CUDA_LIBS = -L$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) -lcud
 endif
 # Host code in .cu files is a few calls that launch kernels, so sanitizers leave it out.
 NVCC_FLAGS = -std=c++20 -O2 -lineinfo -fmad=false -I. -Werror all-warnings \
-	-Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-fno-omit-frame-pointer \
-	$(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-	-gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS))
+	-Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-fvisibility=hidden,-fno-exceptions,-fno-threadsafe-statics,-fno-omit-frame-pointer \
+	$(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch),code=[sm_$(arch)$(if $(filter $(arch),$(lastword $(CUDA_ARCHS))),$(comma)compute_$(arch))])
 
 # Two cores build twice as fast as one; a -j of your own wins.
 ifeq ($(filter -j%,$(MAKEFLAGS)),)
@@ -125,9 +125,11 @@ $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD
 $(BUILD)/tests/page: $(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/plan_maxima: $(BUILD)/tests/maxima_world.o $(BUILD)/tests/plan_pair_world.o \
 	$(BUILD)/tests/quant_world.o
-$(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512: \
-	$(BUILD)/tests/convert_world.o
+$(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512 \
+		$(BUILD)/tests/gpu_convert $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/convert_world.o
 $(BUILD)/tests/convert_quant: $(BUILD)/tests/convert_tensor_world.o
+$(BUILD)/tests/gpu_convert $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/gpu_arena_world.o
+$(BUILD)/tests/gpu_quantize: $(BUILD)/tests/tensor_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)
@@ -194,7 +196,7 @@ format: ## rewrites the sources in the house style
 format-check:
 	clang-format --dry-run -Werror $(FORMAT_FILES)
 
-FORMAT_FILES = $(wildcard $(foreach d,lib $(FOLDERS) cli tests bench examples tests/fuzz,$(d)/*.c $(d)/*.h $(d)/*.cu))
+FORMAT_FILES = $(wildcard $(foreach d,lib $(FOLDERS) cli tests bench examples tests/fuzz,$(d)/*.c $(d)/*.h $(d)/*.cu $(d)/*.cuh))
 
 tidy: $(patsubst %.c,$(BUILD)/%.tidy,$(filter %.c,$(SOURCES)) $(CLI_SOURCES) $(BENCH_SOURCES)) ## clang-tidy over the product's sources
 

@@ -36,6 +36,7 @@ struct bench_options {
 	uint64_t total_bytes; /* moved by each side in each round, at most; 0: 1 GiB */
 	uint32_t rounds;      /* 0: 7, which is also the least */
 	uint32_t senders, receivers; /* of mesh; 0: 2 */
+	const char *gpu;	     /* of convert: on this GPU, by number; NULL: on a core */
 	bool alone;		     /* without baselines */
 	bool json;
 	FILE *out;
@@ -64,5 +65,12 @@ int bench_plan(const struct bench_options *options, struct ws_error *err);
  * of as many bytes as the weights have in BF16.  In turns.
  */
 int bench_convert(const struct bench_options *options, struct ws_error *err);
+
+/*
+ * The same on a GPU (options->gpu): whole blocks at once, in two passes, and copies, of 18,432
+ * experts in a batch and of one large tensor, against one copy within the GPU that reads and writes
+ * as many bytes.  In turns; the result is compared with the host's.
+ */
+int bench_convert_gpu(const struct bench_options *options, struct ws_error *err);
 
 #endif

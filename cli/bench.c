@@ -37,6 +37,8 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		 "be the receivers of another host's bench, once"},
 		{"peer", 0, OPTION_TEXT, &wanted.peer, "HOST:PORT",
 		 "the receivers are there, where --listen runs"},
+		{"gpu", 0, OPTION_TEXT, &wanted.gpu, "N",
+		 "convert: on this GPU, against a copy within it"},
 		{"alone", 0, OPTION_FLAG, &wanted.alone, NULL, "without baselines"},
 		{"json", 0, OPTION_FLAG, &wanted.json, NULL, "one object per row"},
 	};
@@ -52,7 +54,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 	else if (count == 1 && strcmp(what, "plan") == 0)
 		bench = bench_plan;
 	else if (count == 1 && strcmp(what, "convert") == 0)
-		bench = bench_convert;
+		bench = wanted.gpu != NULL ? bench_convert_gpu : bench_convert;
 	if (bench == NULL)
 		return say_usage(command, "the benchmarks there are: transfer, plan, convert");
 	const char **list = NULL;

@@ -41,7 +41,7 @@ complain() {
 	status=1
 }
 
-for file in $(find lib planner trainer_side rollout_side cli tests bench examples -name '*.[ch]' -o -name '*.cu'); do
+for file in $(find lib planner trainer_side rollout_side cli tests bench examples -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'); do
 	folder=$(dirname "$file")
 	floor=$(floor_of "$file")
 	[ "$floor" != unknown ] || complain "$file: this folder isn't in the tree of design.md"
@@ -59,6 +59,8 @@ for file in $(find lib planner trainer_side rollout_side cli tests bench example
 	done
 	for include in $(sed -n 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*<\([^>]*\)>.*/\1/p' "$file"); do
 		home=$(home_of "$include")
+		# A kernel is written in CUDA's language, headers and all.
+		case $file:$include in *.cu*:cuda*) continue ;; esac
 		case $folder in
 		"$home" | bench | tests | tests/fuzz) ;;
 		*) [ "$home" = any ] || complain "$file: <$include> has its home in $home" ;;

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tensors that a real GPU quantizes, by shards and at once, against the host, bit by bit.  With
+ * WS_CONVERT_OUT a folder, only writes what the GPU made of tensors there, for convert_reference.py
+ * and gpu_reference.py.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/gpu_arena_world.h"
+#include "tests/tensor_world.h"
+
+static struct ws_error error;
+
+/* ---------------------------------------------------------------- tensors */
+/* The same tensor with the GPU's addresses. */
+struct tensor_twin {
+	struct tensor host, gpu;
+	size_t codes, scales, table, values;
+};
+
+static void tensor_twin_make(struct tensor_twin *twin, struct gpu_arena *arena, uint64_t seed)
+{
+	struct tensor *host = &twin->host;
+	tensor_make(host, seed);
+	uint64_t count = host->rows * host->columns, entries = host->grid[0] * host->grid[1];
+	size_t floats = arena_put(arena, host->floats, count * ws_dtype_bytes(host->dtype), 0);
+	twin->codes = arena_put(arena, host->codes, count, 0);
+	twin->scales = arena_put(arena, host->scales, entries * 4, 0);
+	twin->table = arena_put(arena, host->table, SHARDS * entries * 4, 0);
+	twin->values = arena_put(arena, host->values, count * 2, 0);
+	memset(arena->host + twin->table, 0, SHARDS * entries * 4);
+	twin->gpu = *host;
+	twin->gpu.floats = arena->gpu + floats;
+	twin->gpu.codes = arena->gpu + twin->codes;
+	twin->gpu.scales = arena->gpu + twin->scales;
+	twin->gpu.table = (uint32_t *)(void *)(arena->gpu + twin->table);
+	twin->gpu.values = (uint16_t *)(void *)(arena->gpu + twin->values);
+}
+
+static void compare_tensor(struct gpu_arena *arena, struct tensor_twin *twin, uint64_t seed)
+{
+	struct tensor *host = &twin->host;
+	uint64_t count = host->rows * host->columns, entries = host->grid[0] * host->grid[1];
+	tensor_quantize(host);
+	arena_compare(arena, twin->scales, host->scales,
+		      entries * ws_dtype_bytes(host->quant.scale), "scales", seed);
+	arena_compare(arena, twin->codes, host->codes, count, "codes", seed);
+}
+
+START_TEST(sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole)
+{
+	struct gpu_arena arena;
+	struct tensor_twin twin;
+	struct tensor_move one;
+	struct part parts[3];
+	uint64_t seed = (uint64_t)_i;
+	arena_open(&arena, SHARDS * SHARDS);
+	tensor_twin_make(&twin, &arena, seed);
+	struct tensor *gpu = &twin.gpu;
+	uint64_t entries = gpu->grid[0] * gpu->grid[1];
+	arena_upload(&arena);
+	for (uint64_t shard = 0; shard < SHARDS; shard++) {
+		uint32_t count = cut_shard(gpu, (uint32_t)_i % 3, shard, parts);
+		for (uint32_t k = 0; k < count; k++) {
+			part_move(gpu, MOVE_MAXIMA, &parts[k], gpu->table + shard * entries, &one);
+			arena_add(&arena, &one.move);
+		}
+	}
+	arena_run(&arena);
+	/* Everybody hears of all others at once, some of them raised meanwhile. */
+	for (uint64_t i = 0; i < SHARDS * SHARDS; i++) {
+		if (i / SHARDS == i % SHARDS)
+			continue;
+		raise_move(gpu, gpu->table + i / SHARDS * entries,
+			   gpu->table + i % SHARDS * entries, &one);
+		arena_add(&arena, &one.move);
+	}
+	arena_run(&arena);
+	for (uint64_t shard = 0; shard < SHARDS; shard++) {
+		uint32_t count = cut_shard(gpu, (uint32_t)_i % 3, shard, parts);
+		for (uint32_t k = 0; k < count; k++) {
+			part_move(gpu, MOVE_QUANTIZE, &parts[k], gpu->table + shard * entries,
+				  &one);
+			arena_add(&arena, &one.move);
+		}
+	}
+	scales_move(gpu, gpu->table, &one);
+	arena_add(&arena, &one.move);
+	arena_run(&arena);
+	values_move(gpu, &one);
+	arena_add(&arena, &one.move);
+	arena_run(&arena);
+	arena_download(&arena);
+	compare_tensor(&arena, &twin, seed);
+	for (uint64_t shard = 0; shard < SHARDS; shard++)
+		arena_compare(&arena, twin.table + shard * entries * 4, twin.host.table,
+			      entries * 4, "maxima", seed);
+	arena_compare(&arena, twin.values, twin.host.values, gpu->rows * gpu->columns * 2, "values",
+		      seed);
+	tensor_release(&twin.host);
+	arena_close(&arena);
+}
+END_TEST
+
+/* False: it can't be done at once, which is only said where that is so. */
+static bool add_whole(struct gpu_arena *arena, const struct tensor *gpu)
+{
+	const struct part all = {.rows = gpu->rows, .columns = gpu->columns};
+	const int64_t scale_stride[2] = {(int64_t)gpu->grid[1], 1};
+	struct tensor_move one;
+	part_move(gpu, MOVE_QUANTIZE, &all, NULL, &one);
+	int rc = device_batch_add_whole(arena->batch, &one.move, gpu->scales, scale_stride, &error);
+	uint64_t block_rows = MIN(gpu->block[0], gpu->rows);
+	uint64_t block_columns = MIN(gpu->block[1], gpu->columns);
+	bool fits = gpu->columns % 8 == 0 && block_rows * block_columns <= 16384;
+	must((rc == 0) == fits && (fits || rc == -ENOTSUP), "%d: %s", rc, error.text);
+	return fits;
+}
+
+START_TEST(blocks_that_are_whole_are_quantized_at_once)
+{
+	static struct tensor_twin twins[60];
+	struct gpu_arena arena;
+	bool done[ARRAY_SIZE(twins)];
+	arena_open(&arena, ARRAY_SIZE(twins));
+	for (uint32_t i = 0; i < ARRAY_SIZE(twins); i++) {
+		tensor_twin_make(&twins[i], &arena, (uint64_t)_i * ARRAY_SIZE(twins) + i);
+		done[i] = add_whole(&arena, &twins[i].gpu);
+	}
+	arena_upload(&arena);
+	arena_run(&arena);
+	arena_download(&arena);
+	for (uint32_t i = 0; i < ARRAY_SIZE(twins); i++) {
+		if (done[i])
+			compare_tensor(&arena, &twins[i], (uint64_t)_i * ARRAY_SIZE(twins) + i);
+		tensor_release(&twins[i].host);
+	}
+	arena_close(&arena);
+}
+END_TEST
+
+#define EXPERTS	 6u
+#define ROWS	 576u /* the last block has 64 */
+#define COLUMNS	 640u
+#define GRID	 (5u * 5u)
+#define ELEMENTS (EXPERTS * ROWS * COLUMNS)
+
+/* Experts of a stack, as an engine has them: its other half lies between them. */
+static void expert_moves(uint8_t *base, size_t floats, size_t codes, size_t table, size_t scales,
+			 struct tensor_move moves[3])
+{
+	static const struct quant quant = {
+		.code = WS_F8_E4M3, .scale = WS_F32, .eps = 1e-4F, .reciprocal = true};
+	struct blocks blocks = {.quant = &quant,
+				.table = base + table,
+				.each = {1, 128, 128},
+				.stride = {GRID, 5, 1}};
+	struct move move = {.kind = MOVE_MAXIMA,
+			    .src = base + floats,
+			    .dst = base + codes,
+			    .dim_count = 3,
+			    .extent = {EXPERTS, ROWS, COLUMNS},
+			    .src_stride = {ROWS * COLUMNS * 2, COLUMNS * 2, 2},
+			    .dst_stride = {2 * ROWS * COLUMNS, COLUMNS, 1},
+			    .from = WS_BF16,
+			    .to = WS_F8_E4M3};
+	for (uint32_t i = 0; i < 2; i++)
+		moves[i] = (struct tensor_move){.move = move, .blocks = blocks};
+	moves[1].move.kind = MOVE_QUANTIZE;
+	moves[2] = (struct tensor_move){.blocks = blocks,
+					.move = {.kind = MOVE_SCALE,
+						 .src = base + table,
+						 .dst = base + scales,
+						 .dim_count = 2,
+						 .extent = {EXPERTS, GRID},
+						 .src_stride = {GRID * 4, 4},
+						 .dst_stride = {2 * GRID * 4, 4},
+						 .from = WS_U32,
+						 .to = WS_F32}};
+	for (uint32_t i = 0; i < 3; i++)
+		moves[i].move.blocks = &moves[i].blocks;
+}
+
+START_TEST(stacked_experts_are_quantized_at_once_and_in_two_passes)
+{
+	struct gpu_arena arena;
+	struct tensor_move gpu[3], host[3];
+	uint8_t *zeros = mem_alloc(2 * ELEMENTS);
+	uint16_t *values = mem_alloc(2 * ELEMENTS);
+	ck_assert(zeros != NULL && values != NULL);
+	memset(zeros, 0, 2 * ELEMENTS);
+	floats_fill(values, ELEMENTS, WS_BF16, 4 + (uint64_t)_i);
+	arena_open(&arena, 4);
+	size_t floats = arena_put(&arena, values, 2 * ELEMENTS, 0);
+	size_t codes = arena_put(&arena, zeros, 2 * ELEMENTS, 0);
+	size_t table = arena_put(&arena, zeros, EXPERTS * GRID * 4, 0);
+	size_t scales = arena_put(&arena, zeros, 2 * EXPERTS * GRID * 4, 0);
+	arena_upload(&arena);
+	expert_moves(arena.gpu, floats, codes, table, scales, gpu);
+	expert_moves(arena.host, floats, codes, table, scales, host);
+	for (uint32_t i = 0; i < 3; i++)
+		convert_move(&host[i].move);
+	if (_i % 2 == 0) {
+		const int64_t scale_stride[3] = {2 * GRID, 5, 1};
+		ck_ok(device_batch_add_whole(arena.batch, &gpu[1].move, arena.gpu + scales,
+					     scale_stride, &error),
+		      error);
+		arena_run(&arena);
+		memset(arena.host + table, 0, EXPERTS * GRID * 4);
+	} else {
+		arena_add(&arena, &gpu[0].move);
+		arena_run(&arena);
+		arena_add(&arena, &gpu[1].move);
+		arena_add(&arena, &gpu[2].move);
+		arena_run(&arena);
+	}
+	arena_download(&arena);
+	arena_compare(&arena, 0, arena.host, arena.used, "experts", (uint64_t)_i);
+	mem_free(zeros);
+	mem_free(values);
+	arena_close(&arena);
+}
+END_TEST
+
+/* ---------------------------------------------------------------- for the references */
+START_TEST(tensors_and_what_the_gpu_made_of_them_are_written)
+{
+	const char *folder = getenv("WS_CONVERT_OUT");
+	struct gpu_arena arena;
+	char path[512];
+	snprintf(path, sizeof(path), "%s/tensors.txt", folder);
+	FILE *list = fopen(path, "w");
+	ck_assert_msg(list != NULL, "%s", path);
+	arena_open(&arena, 4);
+	for (uint64_t seed = 0; seed < 300; seed++) {
+		struct tensor_twin twin;
+		struct tensor_move one;
+		arena.used = 0;
+		tensor_twin_make(&twin, &arena, seed);
+		const struct tensor *host = &twin.host, *gpu = &twin.gpu;
+		const struct part all = {.rows = host->rows, .columns = host->columns};
+		uint64_t count = host->rows * host->columns;
+		arena_upload(&arena);
+		if (!add_whole(&arena, gpu)) {
+			part_move(gpu, MOVE_MAXIMA, &all, gpu->table, &one);
+			arena_add(&arena, &one.move);
+			arena_run(&arena);
+			part_move(gpu, MOVE_QUANTIZE, &all, gpu->table, &one);
+			arena_add(&arena, &one.move);
+			scales_move(gpu, gpu->table, &one);
+			arena_add(&arena, &one.move);
+		}
+		arena_run(&arena);
+		values_move(gpu, &one);
+		arena_add(&arena, &one.move);
+		arena_run(&arena);
+		arena_download(&arena);
+		memcpy(host->scales, arena.back + twin.scales, host->grid[0] * host->grid[1] * 4);
+		memcpy(host->codes, arena.back + twin.codes, count);
+		memcpy(host->values, arena.back + twin.values, count * 2);
+		tensor_write(host, seed, folder, list);
+		tensor_release(&twin.host);
+	}
+	ck_assert_int_eq(fclose(list), 0);
+	arena_close(&arena);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *s = suite_create("quantization on a GPU");
+	TCase *tcase = tcase_create("against the host");
+
+	if (!gpus_are_there(1))
+		return NULL;
+	tcase_set_timeout(tcase, 300);
+	suite_add_tcase(s, tcase);
+	if (getenv("WS_CONVERT_OUT") != NULL) {
+		tcase_add_test(tcase, tensors_and_what_the_gpu_made_of_them_are_written);
+		return s;
+	}
+	tcase_add_loop_test(tcase, sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole, 0,
+			    30);
+	tcase_add_loop_test(tcase, blocks_that_are_whole_are_quantized_at_once, 0, 5);
+	tcase_add_loop_test(tcase, stacked_experts_are_quantized_at_once_and_in_two_passes, 0, 4);
+	return s;
+}
