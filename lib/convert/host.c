@@ -278,6 +278,7 @@ void convert_move(const struct move *move)
 		return;
 	walk.move = move;
 	walk.rows = rows_best();
+	walk.factors_of = NULL;
 	walk.factor_count = 0;
 	memset(walk.at, 0, sizeof(walk.at));
 	box_make(&walk.box, move);
