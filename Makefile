@@ -124,7 +124,8 @@ $(BUILD)/tests/plan $(BUILD)/tests/plan_quant $(BUILD)/tests/plan_digest $(BUILD
 	$(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/page: $(BUILD)/tests/plan_pair_world.o
 $(BUILD)/tests/plan_maxima: $(BUILD)/tests/maxima_world.o $(BUILD)/tests/plan_pair_world.o \
-	$(BUILD)/tests/quant_world.o
+	$(BUILD)/tests/quant_world.o $(BUILD)/tests/shards_world.o
+$(BUILD)/tests/plan_maxima_mutations: $(BUILD)/tests/shards_world.o
 $(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512 \
 		$(BUILD)/tests/gpu_convert $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/convert_world.o
 $(BUILD)/tests/convert_quant: $(BUILD)/tests/convert_tensor_world.o

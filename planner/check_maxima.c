@@ -14,6 +14,7 @@
 /* Where a part lies in its tensor and in a table. */
 struct met {
 	uint32_t table;
+	bool exact; /* the elements are all of that box */
 	struct box elements, blocks;
 };
 
@@ -27,40 +28,63 @@ struct comparing {
 	struct met *met;
 };
 
-/* A dim of the part as dims of the tensor, the fastest first: only the slowest may cross borders of
- * blocks, and then where the part says. */
+/* The dim of the piece that goes by this stride, and isn't used yet. */
+static uint32_t dim_along(const struct comparing *at, int64_t stride)
+{
+	for (uint32_t c = 0; c < at->piece->dim_count; c++)
+		if (at->piece->stride[c] == stride && at->piece->extent[c] > 1)
+			return at->met->elements.extent[c] == 1 ? c : BOX_DIM_MAX;
+	return BOX_DIM_MAX;
+}
+
+static bool divided(const struct comparing *at, uint32_t c)
+{
+	const struct box *elements = &at->met->elements;
+	uint64_t last = elements->offset[c] + elements->extent[c] - 1;
+
+	return !at->one && elements->offset[c] / at->view->each[c] != last / at->view->each[c];
+}
+
+/*
+ * A dim of the part as dims of the tensor, the fastest first: only the slowest may cross borders of
+ * blocks, and then where the part says.  One that goes on in the next takes all of the piece's; it
+ * may begin in the middle of it, `lead` elements from where the slowest's step begins.
+ */
 static bool dim_fits(const struct comparing *at, uint32_t d)
 {
 	const struct plan_blocks *blocks = at->blocks;
+	struct box *elements = &at->met->elements;
 	int64_t bytes = (int64_t)ws_dtype_bytes(at->part->from);
 	int64_t stride = at->part->src_stride[d] / bytes;
-	uint64_t left = at->part->extent[d], unit = 1;
+	uint64_t left = at->part->extent[d], unit = 1, lead = 0;
 	bool constant = blocks->stride[d] == 0 || blocks->first[d] + left <= blocks->each[d];
 
 	if (left == 0 || at->part->src_stride[d] % bytes != 0)
 		return false;
 	for (uint32_t used = 0; left > 1 && used < at->piece->dim_count; used++) {
-		uint32_t c = 0;
-		while (c < at->piece->dim_count &&
-		       (at->piece->stride[c] != stride || at->piece->extent[c] == 1))
-			c++;
-		if (c == at->piece->dim_count || at->met->elements.extent[c] != 1)
+		uint32_t c = dim_along(at, stride);
+		if (c == BOX_DIM_MAX)
 			return false;
-		uint64_t from = at->met->elements.offset[c], each = at->view->each[c];
-		uint64_t room = at->piece->offset[c] + at->piece->extent[c] - from;
-		uint64_t here = MIN(room, left);
-		bool divided = !at->one && from / each != (from + here - 1) / each;
-		at->met->elements.extent[c] = here;
-		if (here == left)
-			return divided ? blocks->each[d] == each * unit &&
-						 blocks->first[d] == from % each * unit &&
+		uint64_t whole = at->piece->extent[c], from = elements->offset[c];
+		uint64_t before = from - at->piece->offset[c];
+		if (left <= whole - before) {
+			uint64_t each = at->view->each[c];
+			elements->extent[c] = left;
+			return divided(at, c)
+				       ? blocks->each[d] == each * unit &&
+						 blocks->first[d] == from % each * unit + lead &&
 						 blocks->stride[d] == at->table->stride[c]
 				       : constant;
-		if (here != at->piece->extent[c] || left % here != 0 || divided)
+		}
+		at->met->exact = at->met->exact && before == 0 && left % whole == 0;
+		elements->offset[c] = at->piece->offset[c];
+		elements->extent[c] = whole;
+		if (divided(at, c))
 			return false;
-		left /= here;
-		unit *= here;
-		stride *= (int64_t)here;
+		lead += before * unit;
+		left = (before + left - 1) / whole + 1;
+		unit *= whole;
+		stride *= (int64_t)whole;
 	}
 	return left == 1 && constant;
 }
@@ -102,6 +126,7 @@ static const char *follow_blocks(const struct maxima_part *where, const struct p
 			       .view = &where->from->tables[met->table],
 			       .met = met};
 	at.one = at.view->scheme->kind == SCHEME_TENSOR;
+	met->exact = true;
 	met->elements.dim_count = piece->dim_count;
 	for (uint32_t c = 0; c < piece->dim_count; c++) {
 		met->elements.offset[c] = piece->offset[c] + steps[c];
@@ -212,6 +237,8 @@ const char *check_local_blocks(const struct maxima_part *at, const struct plan_p
 	if (check_spot(at->checking, &source, at->from->peer, param) != 0)
 		return "there is no memory to check it";
 	const char *fault = follow_blocks(at, part, blocks, &source, &met);
+	if (fault == NULL && !met.exact)
+		fault = "it isn't a box of its tensor";
 	if (fault == NULL) {
 		*table_out = met.table;
 		*elements_out = met.elements;
