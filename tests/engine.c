@@ -33,6 +33,41 @@ START_TEST(every_byte_lands_in_any_order)
 }
 END_TEST
 
+/* A NIC that takes as many as it likes of the ops that it is handed, often none. */
+static uint32_t picks, most;
+
+static int picky_post(struct nic *nic, const struct op *ops, int count)
+{
+	int some = (int)(mix64(picks++) % 5);
+	most = MAX(most, (uint32_t)count);
+	return some == 0 ? 0 : transport_find("loop")->post(nic, ops, MIN(count, some));
+}
+
+static void make_picky(struct engine *engine, uint32_t number)
+{
+	static struct transport picky;
+	(void)number;
+	picky = *transport_find("loop");
+	picky.post = picky_post;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		engine->nics[i].nic->transport = &picky;
+}
+
+START_TEST(ops_go_together_and_those_not_taken_once_more)
+{
+	struct world wanted = loop_world(_i);
+	wanted.op_bytes = 4096;
+	wanted.opened = make_picky;
+	struct world *world = world_open(&wanted);
+	for (uint64_t attempt = 1; attempt < 4; attempt++)
+		world_update(world, attempt);
+	if (world->nic_count == 1)
+		ck_assert_uint_gt(most, 1);
+	ck_assert_uint_le(most, POST_OPS_MAX);
+	world_close(world);
+}
+END_TEST
+
 START_TEST(a_new_wiring_works_like_the_first)
 {
 	struct world wanted = loop_world(_i);
@@ -232,6 +267,7 @@ Suite *suite(void)
 	TCase *cases = tcase_create("loop");
 	tcase_set_timeout(cases, 60);
 	tcase_add_loop_test(cases, every_byte_lands_in_any_order, 0, 36);
+	tcase_add_loop_test(cases, ops_go_together_and_those_not_taken_once_more, 0, 36);
 	tcase_add_loop_test(cases, a_new_wiring_works_like_the_first, 0, 36);
 	tcase_add_test(cases, nobody_is_written_to_before_it_is_ready);
 	tcase_add_test(cases, uneven_rails_are_paired_alike_at_both_ends);

@@ -4,9 +4,9 @@
  * things that two threads touch are the rings and flags of struct stage, and the counters of
  * struct imm (released by the poller, acquired by the stage thread).
  *
- *   engine.c   open, close, step, wait           program.c  one attempt's sends and receives
- *   local.c    gates, and what holds them first  post.c     ops in flight, dealt over rails
- *   region.c   memory on every NIC
+ *   engine.c   open, close, step, wait           program.c  one attempt: armed, what comes, ended
+ *   issue.c    what an attempt sends             post.c     ops in flight, dealt over rails
+ *   local.c    gates, and what holds them first  region.c   memory on every NIC
  *   peer.c     connections, rails                fence.c    the end of a wiring
  *   rails.c    the life of a NIC             doubt.c    rails that fail while their ports are up
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
@@ -23,6 +23,7 @@
 #define NONE	      UINT32_MAX
 #define EVENT_ROOM    512    /* engine events not yet taken; a power of two */
 #define POLL_BATCH    64     /* transport events taken at once */
+#define POST_OPS_MAX  16u    /* handed to a NIC at once */
 #define STAGE_ROOM    1024u  /* requests with the stage thread; a power of two */
 #define DIGESTS_MAX   65536u /* receives, and digests to send, of one program */
 #define DEPTH_DEFAULT 16u
@@ -133,9 +134,9 @@ struct stage {
 
 int stage_thread_open(struct engine *engine, struct ws_error *err);
 void stage_thread_close(struct engine *engine);
-static inline bool stage_has_room(const struct stage *stage)
+static inline uint32_t stage_room(const struct stage *stage)
 {
-	return stage->outstanding < STAGE_ROOM;
+	return STAGE_ROOM - stage->outstanding;
 }
 void stage_put(struct stage *stage, const struct stage_request *request); /* needs room */
 bool stage_take(struct stage *stage, struct stage_result *result_out);
@@ -315,14 +316,15 @@ struct post {
 
 int post_open(struct engine *engine, uint32_t depth, struct ws_error *err);
 void post_close(struct engine *engine);
-/* 1: taken.  0: no rail takes it now.  Negative: the peer is broken and an event says so:
- * -EPROTO outside the peer's region, -ENETDOWN no rail is left. */
-int post_op(struct engine *engine, const struct post *post);
+/* So many of these, in order and of one peer, were taken.  0: no rail takes one now.  Negative: the
+ * peer is broken and an event says so: -EPROTO outside the peer's region, -ENETDOWN no rail is
+ * left. */
+int post_ops(struct engine *engine, const struct post *posts, uint32_t count);
 /* SENT or FAILED came; false for an id that isn't in flight. */
 bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out);
 /* Releases what a closed rail (all of the NIC's where peer is NULL) never reported. */
 void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer);
-bool post_has_room(const struct engine *engine); /* some NIC may take one more */
+uint32_t post_room(const struct engine *engine); /* how many ops all NICs may take */
 
 /* ------------------------------------------------------------------------ program.c */
 struct block {
@@ -378,8 +380,10 @@ void program_release(struct engine *engine);
 void program_arrived(struct engine *engine, uint32_t nic, const struct event *event);
 void program_reported(struct engine *engine, uint32_t nic, const struct event *event);
 void program_staged(struct engine *engine, const struct stage_result *result);
-void program_issue(struct engine *engine);
 void program_block_free(struct engine *engine, uint32_t block);
+void program_staged_free(struct engine *engine, struct engine_peer *peer); /* all blocks to post */
+/* issue.c.  Posts what may be posted now, and gives the stage thread its work. */
+void program_issue(struct engine *engine);
 
 /* --------------------------------------------------------------------------- local.c */
 /* Zeroes the tables, shuts the gates; nothing is with the stage thread. */

@@ -63,7 +63,7 @@ void locals_issue(struct engine *engine)
 	struct program *program = &engine->program;
 	while (program->locals_put < program->given.local_count &&
 	       program->locals_put - program->locals_done < LOCALS_AHEAD &&
-	       stage_has_room(engine->stage)) {
+	       stage_room(engine->stage) > 0) {
 		stage_put(engine->stage, &(struct stage_request){.kind = STAGE_LOCAL,
 								 .serial = engine->serial,
 								 .index = program->locals_put++});

@@ -36,15 +36,17 @@ void post_close(struct engine *engine)
 	engine->slot_count = 0;
 }
 
-bool post_has_room(const struct engine *engine)
+uint32_t post_room(const struct engine *engine)
 {
+	uint32_t room = 0;
 	bool live = false;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		live |= !engine->nics[i].out;
-		if (!engine->nics[i].out && engine->nics[i].in_flight < engine->nics[i].limit)
-			return true;
+		const struct engine_nic *nic = &engine->nics[i];
+		live |= !nic->out;
+		if (!nic->out && nic->in_flight < nic->limit)
+			room += nic->limit - nic->in_flight;
 	}
-	return !live; /* post_op is to say that there is none */
+	return live ? room : 1; /* post_ops is to say that there is none */
 }
 
 static struct op_slot *slot_take(struct engine *engine, const struct post *post, uint32_t nic)
@@ -126,52 +128,74 @@ static int post_refuse(struct engine *engine, const struct post *post, int statu
 	return status;
 }
 
-/* What the peer advertised holds [offset, offset + bytes). */
-static bool is_inside(const struct engine_peer *peer, uint32_t region, uint64_t offset,
-		      uint64_t bytes)
+/* What the peer advertised holds it. */
+static bool is_inside(const struct post *post)
 {
-	if (region >= peer->remote_region_count)
+	const struct engine_peer *peer = post->peer;
+	if (post->remote_region >= peer->remote_region_count)
 		return false;
-	uint64_t size = peer->remote_bytes[region];
-	return size > 0 && offset <= size && bytes <= size - offset;
+	uint64_t size = peer->remote_bytes[post->remote_region], offset = post->remote_offset;
+	return size > 0 && offset <= size && post->bytes <= size - offset;
 }
 
-int post_op(struct engine *engine, const struct post *post)
+static struct op op_make(const struct engine *engine, const struct post *post, uint32_t index,
+			 const struct op_slot *slot)
 {
-	struct engine_peer *peer = post->peer;
-	if (!is_inside(peer, post->remote_region, post->remote_offset, post->bytes))
-		return post_refuse(engine, post, -EPROTO);
+	const struct engine_peer *peer = post->peer;
+	const struct rail *rail = &peer->rails[index];
+	const struct remote_key *key =
+		&peer->remote_keys[(size_t)post->remote_region * peer->remote_nic_count +
+				   rail->remote_nic];
+	return (struct op){
+		.peer = rail->peer,
+		.local = post->local,
+		.local_mr = post->local == NULL ? NULL
+						: &engine->regions[post->local_region]->mrs[index],
+		.remote = key->base + post->remote_offset,
+		.remote_key = key->key,
+		.bytes = post->bytes,
+		.id = (uint64_t)slot->generation << 32 | (uint64_t)(slot - engine->slots),
+		.imm = imm_make(engine->imm.attempt, post->op_id),
+	};
+}
+
+/* The first of them, and those behind it as long as they would be dealt to the same rail. */
+static int rail_post(struct engine *engine, uint32_t index, const struct post *posts,
+		     uint32_t count)
+{
+	struct nic *nic = engine->nics[index].nic;
+	struct op ops[POST_OPS_MAX];
+	int made = 0;
+	bool any;
+	do {
+		const struct op_slot *slot = slot_take(engine, &posts[made], index);
+		ops[made] = op_make(engine, &posts[made], index, slot);
+		made++;
+	} while ((uint32_t)made < MIN(count, POST_OPS_MAX) && is_inside(&posts[made]) &&
+		 rail_deal(engine, posts->peer, posts[made].bytes, &any) == index);
+	int taken = nic->transport->post(nic, ops, made);
+	while (made > MAX(taken, 0))
+		slot_give_back(engine, &engine->slots[ops[--made].id & UINT32_MAX]);
+	return taken;
+}
+
+int post_ops(struct engine *engine, const struct post *posts, uint32_t count)
+{
+	struct engine_peer *peer = posts->peer;
+	if (!is_inside(posts))
+		return post_refuse(engine, posts, -EPROTO);
 	/* At most once around all rails: each turn marks one as refused. */
 	for (uint32_t turn = 0; turn < engine->nic_count; turn++) {
 		bool any;
-		uint32_t index = rail_deal(engine, peer, post->bytes, &any);
+		uint32_t index = rail_deal(engine, peer, posts->bytes, &any);
 		if (!any)
-			return post_refuse(engine, post, -ENETDOWN);
+			return post_refuse(engine, posts, -ENETDOWN);
 		if (index == NONE)
 			return 0;
-		struct rail *rail = &peer->rails[index];
-		struct nic *nic = engine->nics[index].nic;
-		const struct remote_key *key =
-			&peer->remote_keys[(size_t)post->remote_region * peer->remote_nic_count +
-					   rail->remote_nic];
-		struct op_slot *slot = slot_take(engine, post, index);
-		const struct op op = {
-			.peer = rail->peer,
-			.local = post->local,
-			.local_mr = post->local == NULL
-					    ? NULL
-					    : &engine->regions[post->local_region]->mrs[index],
-			.remote = key->base + post->remote_offset,
-			.remote_key = key->key,
-			.bytes = post->bytes,
-			.id = (uint64_t)slot->generation << 32 | (uint64_t)(slot - engine->slots),
-			.imm = imm_make(engine->imm.attempt, post->op_id),
-		};
-		int taken = nic->transport->post(nic, &op, 1);
-		if (taken == 1)
-			return 1;
-		slot_give_back(engine, slot);
-		rail->refused_step = engine->step;
+		int taken = rail_post(engine, index, posts, count);
+		if (taken > 0)
+			return taken;
+		peer->rails[index].refused_step = engine->step;
 		engine->refused = true;
 		if (taken < 0)
 			rail_out(engine, index, true, taken);
