@@ -238,6 +238,7 @@ struct segment {
 	uint32_t direct_op_count;
 	uint64_t direct_bytes, direct_gather_bytes;
 	uint64_t bytes, op_count; /* of all, without digests' */
+	bool of_tables;		  /* some part of it is made by maxima, or of them */
 	uint64_t digest;
 };
 
@@ -485,6 +486,7 @@ int pairs_index(struct plan *plan);
 
 /* ---- walk.c */
 /* Over all copies of a segment, and over all that both ends of a pair must agree on. */
+bool plan_segment_of_tables(const struct plan *plan, const struct segment *segment);
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment);
 uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *state);
 struct segment *plan_segment(const struct plan *plan, uint32_t index);

@@ -478,6 +478,7 @@ int shape_segment(struct planning *planning, uint32_t kind, const struct raw *co
 		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");
 	if (rc != 0)
 		return plan_no_memory(err);
+	segment_out->of_tables = plan_segment_of_tables(planning->plan, segment_out);
 	segment_out->digest = plan_segment_digest(planning->plan, segment_out);
 	return 0;
 }

@@ -121,6 +121,21 @@ static uint64_t tables_at(const struct plan *plan, uint32_t member, uint32_t buc
 		       : 0;
 }
 
+bool plan_segment_of_tables(const struct plan *plan, const struct segment *segment)
+{
+	const struct stored_copy *copy =
+		(const struct stored_copy *)plan->copies.items + segment->copy_first;
+
+	for (uint32_t i = 0; i < segment->copy_count; i++, copy++)
+		for (uint32_t p = 0; p < copy->part_count; p++) {
+			const struct plan_part *part =
+				(const struct plan_part *)plan->parts.items + copy->part_first + p;
+			if (part->kind != PART_CAST)
+				return true;
+		}
+	return false;
+}
+
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment)
 {
 	const struct stored_copy *copy =
@@ -155,10 +170,14 @@ uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *stat
 
 	for (uint32_t i = 0; i < state->instance_count; i++) {
 		const struct instance *instance = &state->instances[i];
-		const uint64_t words[] = {plan_segment(plan, instance->segment)->digest,
-					  instance->bucket,
-					  tables_at(plan, pair->sender, instance->bucket),
-					  tables_at(plan, pair->receiver, instance->bucket)};
+		const struct segment *segment = plan_segment(plan, instance->segment);
+		/* Who needs nothing of a trainer's tables may not know them. */
+		uint64_t sender = 0, receiver = 0;
+		if (segment->of_tables) {
+			sender = tables_at(plan, pair->sender, instance->bucket);
+			receiver = tables_at(plan, pair->receiver, instance->bucket);
+		}
+		const uint64_t words[] = {segment->digest, instance->bucket, sender, receiver};
 		chain = digest_bytes(words, sizeof(words), chain);
 	}
 	const uint64_t words[] = {(uint64_t)pair->feeds << 32 | pair->sender,
