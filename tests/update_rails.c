@@ -102,9 +102,11 @@ START_TEST(one_of_two_nics_goes_out_of_use_and_comes_back)
 	world_errors_have(world, who);
 	world_errors_have(world, wanted->says);
 	reports_name(world, who);
+	/* In place who was written to is poisoned; who wasn't ready yet needn't be. */
+	uint32_t old = 0;
 	for (uint32_t i = 0; i < world->loop_count; i++)
-		ck_assert_uint_eq(ws_rollout_version(world->loop[i].rollout),
-				  wanted->inplace ? 0 : 1);
+		old += ws_rollout_version(world->loop[i].rollout) == 1;
+	ck_assert(wanted->inplace ? old < world->loop_count : old == world->loop_count);
 	world_push_good(world, 3, false);
 	reports_name(world, who);
 	if (!wanted->rollout) {
