@@ -178,6 +178,15 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 	}
 }
 
+/* Rank 0 tells what was found.  The others wait with it: one that began the next push would set
+ * its phases running, and looking at every byte may take longer than they do. */
+static bool waits_for_verdict(const struct job *job, uint64_t version)
+{
+	bool last = version + 1 == job->first_version + job->updates;
+
+	return job->verify && (job->rank == 0 || !last);
+}
+
 /* Whether a version went live in every replica, though this rank's push of it failed. */
 static bool is_live(const struct ws_report *report)
 {
@@ -204,7 +213,7 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 	report.version = version;
 	for (uint32_t i = 0; i < report.replica_count; i++)
 		outcome.bytes += report.replicas[i].bytes;
-	if (rc == 0 && job->rank == 0 && job->verify)
+	if (rc == 0 && waits_for_verdict(job, version))
 		rc = wait_verified(trainer, job, &outcome, &err);
 	int status = EXIT_OK;
 	if (job->rank == 0)
@@ -213,13 +222,11 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 	sent_add(&total->sent, report.nics, report.nic_count);
 	if (rc != 0)
 		return say_failure(&err);
-	if (outcome.different != 0) {
+	if (outcome.different != 0 && job->rank == 0)
 		say("weightsync: version %" PRIu64 ": %" PRIu64 " of %" PRIu64
 		    " bytes differ from the checkpoint's",
 		    version, outcome.different, outcome.verified);
-		return EXIT_DIFFERENT;
-	}
-	return status;
+	return outcome.different != 0 ? EXIT_DIFFERENT : status;
 }
 
 /*

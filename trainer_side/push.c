@@ -228,6 +228,11 @@ static void verified_step(struct ws_trainer *trainer)
 
 	if (version == 0)
 		return;
+	if (trainer->is_over && atomic_load(&verified->gone_version) != version) {
+		ws_fail(&verified->gone, -ECONNRESET, "%s",
+			trainer->over.text[0] != '\0' ? trainer->over.text : "the run ended");
+		atomic_store(&verified->gone_version, version);
+	}
 	member_verified(trainer->member, version, &ranks, &bytes, &different);
 	atomic_fetch_add(&verified->serial, 1);
 	atomic_store(&verified->version, version);

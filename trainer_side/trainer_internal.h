@@ -140,8 +140,8 @@ struct verified {
 	_Atomic uint64_t version;
 	_Atomic uint32_t ranks;
 	_Atomic uint64_t bytes, different;
-	/* Why a replica was dropped, written before the version of the last push that it belongs
-	 * to: then it stays until the caller's next push. */
+	/* Why a replica was dropped, or the run ended, written before the version of the last push
+	 * that it belongs to: then it stays until the caller's next push. */
 	struct ws_error gone;
 	_Atomic uint64_t gone_version;
 };

@@ -126,7 +126,8 @@ WS_API const char *ws_trainer_core(const struct ws_trainer *trainer);
 
 /* What rollout ranks have said of a version with ws_rollout_say_verified: how many of them, and
  * the sums of their bytes; set also with an error.  Never blocks.  -ECONNRESET: a replica was
- * dropped since the push of this version began, for the reason in err; its ranks may never say. */
+ * dropped since the push of this version began, or the run ended, for the reason in err: not all
+ * ranks may ever say. */
 WS_API int ws_trainer_verified(const struct ws_trainer *trainer, uint64_t version,
 			       uint32_t *ranks_out, uint64_t *bytes_out, uint64_t *different_out,
 			       struct ws_error *err);
