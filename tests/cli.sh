@@ -55,6 +55,8 @@ gives 0 'tensors' weightsync synth --model qwen3-30b-a3b --scale 1/4096 -o model
 	passed "synth: shards, an index, a config" || failed "synth: shards, an index, a config" "$(ls model)"
 gives 0 '' weightsync manifest --model model --side trainer --layout fsdp2 --mesh dp=3 -o T.json
 gives 0 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 -o R.json
+gives 0 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=2 --quant fp8-block -o Q.json
+gives 0 'of maxima between' weightsync plan T.json Q.json
 gives 1 'layout' weightsync manifest --model model --side trainer --layout fdsp2 --mesh dp=3 -o X.json
 gives 1 '' weightsync manifest --model model --side rollout --layout vllm --mesh tp=3 -o X.json
 gives 0 'rows 0 to .* of model.layers.0.self_attn.o_proj.weight' weightsync manifest --explain model.layers.0.self_attn.o_proj.weight T.json

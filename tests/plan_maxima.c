@@ -39,6 +39,7 @@ static const struct real_job {
 	{"qwen3-30b-a3b", "fsdp2", "dp=3", "vllm", "tp=2", "fp8-block", 1, 16000, true},
 	{"qwen3-30b-a3b", "fsdp2", "rep=2,dp=3", "sglang", "tp=2,ep=2", "fp8-block", 2, 16000,
 	 true},
+	{"qwen3-30b-a3b", "fsdp2", "rep=2,dp=3", "vllm", "tp=2", "fp8-block", 1, 8192, true},
 	{"qwen3-30b-a3b", "fsdp2", "dp=3,stacked=1", "vllm", "tp=2,ep=2", "fp8-channel", 1, 16000,
 	 false},
 	{"qwen3-30b-a3b", "zero3", "dp=3", "vllm", "tp=2", "fp8-block", 1, 16000, true},
