@@ -343,10 +343,12 @@ static int check_parts(struct checking *checking, uint32_t member, const struct 
 	uint64_t wire = 0;
 	int rc = 0;
 
-	check.from = check_member_peer(checking, at->state->pair.sender);
-	check.to = check_member_peer(checking, at->state->pair.receiver);
-	if (check.from == NULL || check.to == NULL)
-		return checking->err->code;
+	if (!maxima) {
+		check.from = check_member_peer(checking, at->state->pair.sender);
+		check.to = check_member_peer(checking, at->state->pair.receiver);
+		if (check.from == NULL || check.to == NULL)
+			return checking->err->code;
+	}
 	rc = maxima_begin(&check);
 	for (uint32_t i = 0; rc == 0 && i < copy->part_count; i++) {
 		const struct plan_part *part = &parts[i];

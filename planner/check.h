@@ -159,10 +159,17 @@ struct kind_view {
 	struct spot_param spot; /* of all that; no param without tables */
 };
 
+/* Params of a rank in a row: those of one rule and layer. */
+struct param_run {
+	uint32_t first, rule, each;
+	int32_t layer;
+};
+
 struct tables_view {
 	bool known;
 	uint32_t rank;
-	struct peer *peer;
+	struct peer peer;	   /* its manifest and rank; a neighbour's params aren't listed */
+	struct param *params;	   /* by table: what it is of */
 	struct piece *pieces;	   /* by table */
 	struct spot_tensor *names; /* by table */
 	struct table_view *tables;
@@ -192,7 +199,7 @@ int check_codes(const struct maxima_part *at, const struct stored_copy *copy,
 /* Whether the param's box raises the entries of its own blocks: which table's, and with which
  * elements.  NULL, or what is wrong. */
 const char *check_local_blocks(const struct maxima_part *at, const struct plan_part *part,
-			       const struct plan_blocks *blocks, uint32_t param,
+			       const struct plan_blocks *blocks, struct spot_param *source,
 			       uint32_t *table_out, struct box *elements_out);
 /* A scale as its sender makes it: the table of its weight, in the scale's name. */
 struct made_scale {

@@ -228,15 +228,11 @@ int check_codes(const struct maxima_part *at, const struct stored_copy *copy,
 }
 
 const char *check_local_blocks(const struct maxima_part *at, const struct plan_part *part,
-			       const struct plan_blocks *blocks, uint32_t param,
+			       const struct plan_blocks *blocks, struct spot_param *source,
 			       uint32_t *table_out, struct box *elements_out)
 {
-	struct spot_param source = {0};
 	struct met met;
-
-	if (check_spot(at->checking, &source, at->from->peer, param) != 0)
-		return "there is no memory to check it";
-	const char *fault = follow_blocks(at, part, blocks, &source, &met);
+	const char *fault = follow_blocks(at, part, blocks, source, &met);
 	if (fault == NULL && !met.exact)
 		fault = "it isn't a box of its tensor";
 	if (fault == NULL) {

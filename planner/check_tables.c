@@ -63,12 +63,66 @@ static const struct quant_scheme *scheme_of(struct checking *checking, uint32_t 
 	return NULL;
 }
 
-static const char *table_fault(const struct plan *plan, const struct peer *peer,
+/* A rank's params in rows alike, without listing them. */
+static int runs_make(struct checking *checking, const struct peer *peer, struct vec *runs)
+{
+	const struct manifest *manifest = peer->manifest;
+	uint32_t first = 0;
+
+	for (uint32_t r = 0; r < manifest_rule_count(manifest); r++) {
+		const int32_t *layers, *experts;
+		uint32_t count = manifest_layers(manifest, r, peer->rank, &layers);
+		for (uint32_t l = 0; l < count; l++) {
+			struct param_run *run = vec_add(runs, sizeof(*run));
+			if (run == NULL)
+				return plan_no_memory(checking->err);
+			*run = (struct param_run){
+				.first = first, .rule = r, .each = 1, .layer = layers[l]};
+			if (manifest_rule(manifest, r)->each_expert)
+				run->each = manifest_experts(manifest, r, peer->rank, layers[l],
+							     &experts);
+			first += run->each;
+		}
+	}
+	return 0;
+}
+
+/* The rank's param of this number; its form is NULL where there is none. */
+static int param_of(struct checking *checking, const struct peer *peer, const struct vec *runs,
+		    uint32_t number, struct param *param)
+{
+	const struct param_run *list = runs->items;
+	size_t lo = 0, hi = runs->count;
+	const int32_t *experts;
+
+	*param = (struct param){.expert = -1, .slot = -1};
+	while (lo < hi) {
+		size_t middle = (lo + hi) / 2;
+		if (list[middle].first <= number)
+			lo = middle + 1;
+		else
+			hi = middle;
+	}
+	if (lo == 0 || number - list[lo - 1].first >= list[lo - 1].each)
+		return 0;
+	const struct param_run *run = &list[lo - 1];
+	param->rule = run->rule;
+	param->layer = run->layer;
+	if (manifest_rule(peer->manifest, run->rule)->each_expert) {
+		manifest_experts(peer->manifest, run->rule, peer->rank, run->layer, &experts);
+		param->slot = (int32_t)(number - run->first);
+		param->expert = experts[param->slot];
+	}
+	return manifest_form(peer->manifest, run->rule, peer->rank, &param->form, checking->err);
+}
+
+static const char *table_fault(const struct plan *plan, const struct param *param,
 			       const struct plan_table *table)
 {
-	if (table->kind >= plan->kind_count || table->param >= peer->count)
+	const struct form *form = param->form;
+
+	if (table->kind >= plan->kind_count || form == NULL)
 		return "a table is of no bucket or no param";
-	const struct form *form = peer->params[table->param].form;
 	if ((uintptr_t)table->piece < (uintptr_t)form->pieces ||
 	    (uintptr_t)table->piece >= (uintptr_t)(form->pieces + form->piece_count))
 		return "a table is of no piece of its param";
@@ -80,14 +134,13 @@ static const char *view_table(struct checking *checking, struct tables_view *vie
 {
 	const struct plan *plan = checking->plan;
 	const struct plan_table *table = &plan->tables[view->rank].list[index];
-	const char *fault = table_fault(plan, view->peer, table);
+	const char *fault = table_fault(plan, &view->params[index], table);
 	struct piece *piece = &view->pieces[index];
 	struct table_view *mine = &view->tables[index];
 
 	if (fault != NULL)
 		return fault;
-	const struct spot_param spot = {.peer = view->peer,
-					.param = &view->peer->params[table->param]};
+	const struct spot_param spot = {.peer = &view->peer, .param = &view->params[index]};
 	view->names[index] = spot_tensor(&spot, table->piece);
 	const struct tensor_rule *rule = view->names[index].rule;
 	mine->scheme = scheme_of(checking, table->piece->tensor, &view->names[index]);
@@ -130,7 +183,7 @@ static int view_kind(struct checking *checking, struct tables_view *view, uint32
 		entries = MAX(entries, view->tables[i].end);
 	*entries_out = entries;
 	if (reach == NULL)
-		return -ENOMEM;
+		return plan_no_memory(checking->err);
 	mine->first = first;
 	mine->form = (struct form){.dim_count = 1,
 				   .dim = {entries},
@@ -146,7 +199,7 @@ static int view_kind(struct checking *checking, struct tables_view *view, uint32
 				     .bytes = entries * ws_dtype_bytes(WS_U32)};
 	account_reach(&mine->form, reach);
 	mine->spot = (struct spot_param){
-		.peer = view->peer, .param = &mine->param, .reach = reach, .names = view->names};
+		.peer = &view->peer, .param = &mine->param, .reach = reach, .names = view->names};
 	return 0;
 }
 
@@ -156,8 +209,14 @@ static int view_fill(struct checking *checking, struct tables_view *view, const 
 	const struct plan *plan = checking->plan;
 	const struct trainer_tables *tables = &plan->tables[view->rank];
 	uint64_t *room = arena_array(&checking->arena, plan->kind_count, sizeof(*room));
-	int rc = room == NULL ? -ENOMEM : 0;
+	struct vec runs = {0};
+	int rc = room == NULL ? plan_no_memory(checking->err)
+			      : runs_make(checking, &view->peer, &runs);
 
+	for (uint32_t i = 0; rc == 0 && i < tables->count; i++)
+		rc = param_of(checking, &view->peer, &runs, tables->list[i].param,
+			      &view->params[i]);
+	vec_release(&runs);
 	for (uint32_t i = 0; rc == 0 && i < tables->count; i++) {
 		*fault = view_table(checking, view, i);
 		if (*fault == NULL && i > 0 &&
@@ -186,19 +245,24 @@ static int view_fill(struct checking *checking, struct tables_view *view, const 
 
 /* A rank has one form of a rule: so a tensor that only one rule has is in one param of a layer and
  * expert. */
-static void view_rules(struct tables_view *view)
+static int view_rules(struct checking *checking, struct tables_view *view)
 {
-	const struct peer *peer = view->peer;
+	const struct manifest *manifest = view->peer.manifest;
 
-	for (uint32_t p = 0; p < peer->count; p++) {
-		const struct param *param = &peer->params[p];
-		if (p > 0 && param[-1].rule == param->rule)
+	for (uint32_t r = 0; r < manifest_rule_count(manifest); r++) {
+		const struct form *form = NULL;
+		const int32_t *layers;
+		if (manifest_layers(manifest, r, view->rank, &layers) == 0)
 			continue;
-		for (uint32_t i = 0; i < param->form->piece_count; i++) {
-			uint32_t *rule = &view->rule_of[param->form->pieces[i].tensor];
-			*rule = *rule == 0 || *rule == param->rule + 1 ? param->rule + 1 : NONE;
+		int rc = manifest_form(manifest, r, view->rank, &form, checking->err);
+		if (rc != 0)
+			return rc;
+		for (uint32_t i = 0; form != NULL && i < form->piece_count; i++) {
+			uint32_t *rule = &view->rule_of[form->pieces[i].tensor];
+			*rule = *rule == 0 || *rule == r + 1 ? r + 1 : NONE;
 		}
 	}
+	return 0;
 }
 
 static uint64_t name_key(uint32_t tensor, const struct spot_tensor *name)
@@ -240,22 +304,25 @@ int check_tables(struct checking *checking, uint32_t trainer, struct tables_view
 	*out = view;
 	if (view->known)
 		return 0;
-	uint32_t count = plan->tables[trainer].count;
+	size_t count = plan->tables[trainer].count;
 	view->rank = trainer;
-	view->peer = check_peer(checking, SIDE_TRAINER, trainer);
-	if (view->peer == NULL)
-		return checking->err->code;
+	view->peer = (struct peer){.manifest = plan->input.trainer, .rank = trainer};
+	view->params = arena_array(&checking->arena, count, sizeof(*view->params));
 	view->pieces = arena_array(&checking->arena, count, sizeof(*view->pieces));
 	view->names = arena_array(&checking->arena, count, sizeof(*view->names));
 	view->tables = arena_array(&checking->arena, count, sizeof(*view->tables));
 	view->kinds = arena_array(&checking->arena, plan->kind_count, sizeof(*view->kinds));
 	view->rule_of = arena_array(&checking->arena, manifest_tensor_count(plan->input.trainer),
 				    sizeof(*view->rule_of));
-	if (view->rule_of == NULL || view->pieces == NULL || view->names == NULL ||
-	    view->tables == NULL || view->kinds == NULL || view_fill(checking, view, &fault) != 0)
+	if (view->params == NULL || view->rule_of == NULL || view->pieces == NULL ||
+	    view->names == NULL || view->tables == NULL || view->kinds == NULL)
 		return plan_no_memory(checking->err);
+	int rc = view_fill(checking, view, &fault);
+	if (rc == 0)
+		rc = view_rules(checking, view);
+	if (rc != 0)
+		return rc;
 	view->known = true;
-	view_rules(view);
 	if (fault == NULL)
 		return 0;
 	char name[96];

@@ -19,11 +19,12 @@ struct known_box {
 struct told {
 	struct checking *checking;
 	struct tables_view *view;
-	struct vec found; /* of struct known_box: elements, by locals */
-	struct vec told;  /* of struct known_box: blocks, by others */
-	struct vec tells; /* of struct known_box: blocks, to others */
-	struct vec boxes; /* of struct box: what covers a region */
-	struct vec work;  /* of struct box: covers()'s */
+	struct peer *self; /* the planned trainer; NULL in a plan of all */
+	struct vec found;  /* of struct known_box: elements, by locals */
+	struct vec told;   /* of struct known_box: blocks, by others */
+	struct vec tells;  /* of struct known_box: blocks, to others */
+	struct vec boxes;  /* of struct box: what covers a region */
+	struct vec work;   /* of struct box: covers()'s */
 };
 
 static void told_release(struct told *told)
@@ -172,28 +173,36 @@ static bool in_several_rules(const struct tables_view *view, uint32_t tensor)
 	return view->rule_of[tensor] == NONE;
 }
 
-/* What the rank holds of the table's tensor, inside the region. */
-static int holdings_add(struct vec *boxes, const struct tables_view *view, uint32_t table,
-			const struct plan_table *claim, const struct box *region)
+/* The pieces of a table's tensor in all params of a rank. */
+static int holdings_search(struct checking *checking, struct vec *boxes,
+			   const struct tables_view *view, uint32_t table, const struct box *region)
 {
-	const struct peer *peer = view->peer;
-	const struct form *form = peer->params[claim->param].form;
+	const struct peer *peer = check_peer(checking, SIDE_TRAINER, view->rank);
+	struct spot_param spot = {.peer = peer};
+	int rc = peer == NULL ? checking->err->code : 0;
+
+	for (uint32_t p = 0; rc == 0 && p < peer->count; p++) {
+		spot.param = &peer->params[p];
+		const struct form *form = spot.param->form;
+		for (uint32_t i = 0; rc == 0 && i < form->piece_count; i++)
+			if (form->pieces[i].tensor == view->pieces[table].tensor &&
+			    account_same_tensor(&spot, &form->pieces[i], &view->names[table]))
+				rc = piece_add(boxes, &form->pieces[i], region);
+	}
+	return rc;
+}
+
+/* What the rank holds of the table's tensor, inside the region. */
+static int holdings_add(struct checking *checking, struct vec *boxes,
+			const struct tables_view *view, uint32_t table, const struct box *region)
+{
+	const struct plan_table *claim = &checking->plan->tables[view->rank].list[table];
+	const struct form *form = view->params[table].form;
 	uint32_t piece = (uint32_t)(claim->piece - form->pieces), first = piece;
 	int rc = 0;
 
-	if (in_several_rules(view, claim->piece->tensor)) {
-		struct spot_param spot = {.peer = peer};
-		for (uint32_t p = 0; rc == 0 && p < peer->count; p++) {
-			spot.param = &peer->params[p];
-			form = spot.param->form;
-			for (uint32_t i = 0; rc == 0 && i < form->piece_count; i++)
-				if (form->pieces[i].tensor == claim->piece->tensor &&
-				    account_same_tensor(&spot, &form->pieces[i],
-							&view->names[table]))
-					rc = piece_add(boxes, &form->pieces[i], region);
-		}
-		return rc;
-	}
+	if (in_several_rules(view, claim->piece->tensor))
+		return holdings_search(checking, boxes, view, table, region);
 	/* Pieces are sorted by tensor and slot. */
 	while (first > 0 && form->pieces[first - 1].tensor == claim->piece->tensor &&
 	       form->pieces[first - 1].slot == claim->piece->slot)
@@ -221,8 +230,7 @@ static int teller_add(struct told *told, uint32_t teller, uint32_t table, const 
 	if (rc != 0 || other == NONE)
 		return rc;
 	struct box region = region_of(told->view, table, blocks);
-	return holdings_add(&told->boxes, view, other,
-			    &told->checking->plan->tables[teller].list[other], &region);
+	return holdings_add(told->checking, &told->boxes, view, other, &region);
 }
 
 /* ---- What goes in and out. */
@@ -280,7 +288,8 @@ static const char *local_fault(struct told *told, const struct stored_local *sto
 			       struct known_box *known)
 {
 	const struct plan_local *local = &stored->local;
-	struct peer *peer = told->view->peer;
+	struct peer *peer = told->self;
+	struct spot_param source = {0};
 	struct maxima_part at = {.checking = told->checking, .from = told->view, .kind = kind};
 	struct plan_part part = {.dim_count = local->dim_count,
 				 .src_offset = local->src_offset,
@@ -298,8 +307,9 @@ static const char *local_fault(struct told *told, const struct stored_local *sto
 	peer->kind[local->param] = kind + 1;
 	memcpy(part.extent, local->extent, sizeof(part.extent));
 	memcpy(part.src_stride, local->src_stride, sizeof(part.src_stride));
-	return check_local_blocks(&at, &part, &local->blocks, local->param, &known->table,
-				  &known->box);
+	if (check_spot(told->checking, &source, peer, local->param) != 0)
+		return "there is no memory to check it";
+	return check_local_blocks(&at, &part, &local->blocks, &source, &known->table, &known->box);
 }
 
 static int locals_walk(struct told *told)
@@ -350,12 +360,10 @@ static void tell(struct told *told, uint32_t table, const struct box *region, co
 /* What the trainer itself knows of a table's elements inside the region. */
 static int own_add(struct told *told, uint32_t table, const struct box *region)
 {
-	const struct plan *plan = told->checking->plan;
 	const struct known_box *found = told->found.items;
 
-	if (plan->self == PLAN_ALL)
-		return holdings_add(&told->boxes, told->view, table,
-				    &plan->tables[told->view->rank].list[table], region);
+	if (told->self == NULL)
+		return holdings_add(told->checking, &told->boxes, told->view, table, region);
 	for (size_t i = known_first(&told->found, table);
 	     i < told->found.count && found[i].table == table; i++) {
 		struct box *box = vec_add(&told->boxes, sizeof(*box));
@@ -395,7 +403,6 @@ static int check_needs(struct told *told, uint32_t table)
 static int check_tells(struct told *told)
 {
 	const struct known_box *tells = told->tells.items;
-	const struct plan *plan = told->checking->plan;
 	struct vec held = {0};
 	int rc = 0;
 
@@ -403,8 +410,7 @@ static int check_tells(struct told *told)
 		uint32_t table = tells[i].table;
 		const struct box region = region_of(told->view, table, &tells[i].box);
 		held.count = told->boxes.count = 0;
-		rc = holdings_add(&held, told->view, table,
-				  &plan->tables[told->view->rank].list[table], &region);
+		rc = holdings_add(told->checking, &held, told->view, table, &region);
 		if (rc == 0)
 			rc = own_add(told, table, &region);
 		for (size_t h = 0; rc == 0 && h < held.count; h++) {
@@ -455,6 +461,11 @@ int check_trainer(struct checking *checking, uint32_t trainer)
 
 	if (rc != 0 || told.view == NULL)
 		return rc;
+	if (checking->plan->self == trainer) {
+		told.self = check_peer(checking, SIDE_TRAINER, trainer);
+		if (told.self == NULL)
+			return checking->err->code;
+	}
 	rc = trainer_walk(&told);
 	told_release(&told);
 	return rc == -ENOMEM ? plan_no_memory(checking->err) : rc;
