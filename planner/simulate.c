@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Plays a plan.  A trainer's bucket goes through its lanes, load, amax and exchange, before the
- * gate of its writes opens; a rollout's forwards of a bucket wait for what feeds them; the rest is
- * flows over links (simulate_links.c, simulate_flow.c).
+ * Plays a plan.  A trainer's bucket goes through its lanes, load and amax (and what others tell it:
+ * simulate_exchange.c), before the gate of its writes opens; a rollout's forwards of a bucket wait
+ * for what feeds them; the rest is flows over links (simulate_links.c, simulate_flow.c).
  */
 #include "planner/simulate_internal.h"
 
@@ -10,7 +10,7 @@
 
 /* ---- A trainer's lanes: a bucket is loaded, its maxima are found and exchanged, its gate opens.
  */
-static void add(struct player *player, enum sim_phase phase, uint32_t member, uint32_t bucket,
+void player_add(struct player *player, enum sim_phase phase, uint32_t member, uint32_t bucket,
 		double begin_s, double end_s, uint64_t bytes, double busy_s)
 {
 	const struct sim_interval interval = {.begin_s = begin_s,
@@ -21,26 +21,6 @@ static void add(struct player *player, enum sim_phase phase, uint32_t member, ui
 					      .phase = phase};
 
 	recorder_add(&player->recorder, &interval, busy_s);
-}
-
-/* All maxima of a bucket are found: its senders exchange them, and then may convert. */
-static void exchange_end(struct player *player, uint32_t bucket)
-{
-	const struct exchange *exchange = &player->exchanges[bucket];
-	double end_s = exchange->end_s + player->latency_s;
-	double fills_s = player->launch_s +
-			 (double)player->plan->input.rules.op_bytes * QUANT_PASSES / player->hbm;
-
-	for (uint32_t t = 0; t < player->trainers; t++) {
-		const struct work *send = send_of(player, t, bucket);
-		if (send->bytes == 0)
-			continue;
-		if (player->quantized)
-			add(player, SIM_EXCHANGE, t, bucket, exchange->end_s, end_s, 0,
-			    player->latency_s);
-		*gate_of(player, t, bucket) = (player->quantized ? end_s : player->begin_s) +
-					      (send->special_bytes > 0 ? fills_s : 0);
-	}
 }
 
 static void prepare(struct player *player, uint32_t trainer)
@@ -55,20 +35,19 @@ static void prepare(struct player *player, uint32_t trainer)
 		double begin_s = MAX(lanes->load_free_s, lanes->written_s);
 		double busy_s = bytes / (constants->pcie_gbytes_s * 1e9 * factor);
 		ready_s = lanes->load_free_s = begin_s + busy_s;
-		add(player, SIM_LOAD, trainer, bucket, begin_s, ready_s, (uint64_t)bytes, busy_s);
+		player_add(player, SIM_LOAD, trainer, bucket, begin_s, ready_s, (uint64_t)bytes,
+			   busy_s);
 	}
 	if (player->quantized) {
 		double begin_s = MAX(lanes->amax_free_s, ready_s);
 		double busy_s = player->launch_s + bytes / (player->hbm * factor);
 		ready_s = lanes->amax_free_s = begin_s + busy_s;
-		add(player, SIM_AMAX, trainer, bucket, begin_s, ready_s, (uint64_t)bytes, busy_s);
+		player_add(player, SIM_AMAX, trainer, bucket, begin_s, ready_s, (uint64_t)bytes,
+			   busy_s);
 	}
 	lanes->prepared++;
-	struct exchange *exchange = &player->exchanges[bucket];
-	exchange->end_s = MAX(exchange->end_s, ready_s);
 	if (player->quantized) {
-		if (--exchange->left == 0)
-			exchange_end(player, bucket);
+		exchange_found(player, trainer, bucket, ready_s);
 		return;
 	}
 	*gate_of(player, trainer, bucket) =
@@ -157,9 +136,9 @@ static int lanes_make(struct player *player, uint32_t trainer, struct ws_error *
 	if (lanes->buckets == NULL)
 		return ws_fail(err, -ENOMEM, "out of memory while simulating");
 	for (uint32_t b = 0; b < player->buckets; b++)
-		if (send_of(player, trainer, b)->bytes > 0) {
+		if (send_of(player, trainer, b)->bytes > 0 ||
+		    (player->quantized && exchange_of(player, trainer, b)->out_bytes > 0)) {
 			lanes->buckets[lanes->count++] = b;
-			player->exchanges[b].left++;
 			sent += (double)send_of(player, trainer, b)->bytes;
 		}
 	lanes->load_free_s = lanes->amax_free_s = lanes->written_s = player->begin_s;
@@ -212,10 +191,11 @@ static void results_of_sends(struct player *player, uint32_t member)
 		double device = player->hbm * player->factors[member];
 		double passes = player->quantized ? QUANT_PASSES : COPY_PASSES;
 		if (send->special_bytes > 0)
-			add(player, SIM_CONVERT, member, b, send->begin_s, send->end_s,
-			    send->special_bytes, (double)send->special_bytes * passes / device);
-		add(player, member < player->trainers ? SIM_WRITE : SIM_FORWARD, member, b,
-		    send->begin_s, send->end_s, send->bytes, busy_of(player, member, send));
+			player_add(player, SIM_CONVERT, member, b, send->begin_s, send->end_s,
+				   send->special_bytes,
+				   (double)send->special_bytes * passes / device);
+		player_add(player, member < player->trainers ? SIM_WRITE : SIM_FORWARD, member, b,
+			   send->begin_s, send->end_s, send->bytes, busy_of(player, member, send));
 	}
 }
 
@@ -226,16 +206,16 @@ static void results_of_receives(struct player *player, uint32_t member)
 		if (receive->bytes == 0)
 			continue;
 		double end_s = receive->end_s + player->latency_s;
-		add(player, SIM_RECEIVE, member, b, receive->begin_s, end_s, receive->bytes,
-		    busy_of(player, member, receive));
+		player_add(player, SIM_RECEIVE, member, b, receive->begin_s, end_s, receive->bytes,
+			   busy_of(player, member, receive));
 		if (receive->special_bytes == 0)
 			continue;
 		double busy_s = (double)receive->special_bytes * COPY_PASSES /
 				(player->hbm * player->factors[member]);
 		double tail_s = player->launch_s +
 				(double)plan_slot_bytes(player->plan) * COPY_PASSES / player->hbm;
-		add(player, SIM_UNPACK, member, b, receive->begin_s, end_s + tail_s,
-		    receive->special_bytes, busy_s);
+		player_add(player, SIM_UNPACK, member, b, receive->begin_s, end_s + tail_s,
+			   receive->special_bytes, busy_s);
 	}
 }
 
@@ -254,9 +234,8 @@ static int play(struct player *player, struct ws_error *err)
 	player->flows.gates = arena_array(&player->arena, (size_t)player->members * player->buckets,
 					  sizeof(double));
 	player->lanes = arena_array(&player->arena, player->trainers, sizeof(*player->lanes));
-	player->exchanges =
-		arena_array(&player->arena, player->buckets, sizeof(*player->exchanges));
-	if (player->flows.gates == NULL || player->lanes == NULL || player->exchanges == NULL)
+	if (player->flows.gates == NULL || player->lanes == NULL ||
+	    (player->quantized && exchanges_make(player) != 0))
 		return ws_fail(err, -ENOMEM, "out of memory while simulating");
 	rc = gates_make(player, err);
 	if (rc == 0)
@@ -264,7 +243,8 @@ static int play(struct player *player, struct ws_error *err)
 	if (rc != 0)
 		return rc;
 	for (uint32_t m = 0; m < player->members; m++) {
-		add(player, SIM_BEGIN, m, SIM_NO_BUCKET, 0, player->begin_s, 0, player->begin_s);
+		player_add(player, SIM_BEGIN, m, SIM_NO_BUCKET, 0, player->begin_s, 0,
+			   player->begin_s);
 		results_of_sends(player, m);
 		results_of_receives(player, m);
 	}

@@ -123,10 +123,12 @@ struct lanes {
 	double source_share; /* bytes of params per byte sent */
 };
 
-/* Who of the trainers has yet to find its maxima of a bucket. */
+/* A trainer's maxima of a bucket: its own, and those that others tell it. */
 struct exchange {
-	uint32_t left;
-	double end_s;
+	uint32_t left;	       /* itself and tellers, as far as they haven't come */
+	double found_s, end_s; /* its own are found; all have come */
+	uint64_t in_bytes, out_bytes;
+	uint32_t in_ops, out_ops;
 };
 
 struct player {
@@ -139,7 +141,8 @@ struct player {
 	double *capacities;
 	struct work *sends, *receives; /* by member * buckets + bucket */
 	struct lanes *lanes;	       /* by trainer */
-	struct exchange *exchanges;    /* by bucket */
+	struct exchange *exchanges;    /* by trainer * buckets + bucket; NULL: none */
+	uint32_t *tells_first;	       /* by trainer, and the end: its pairs among the plan's */
 	bool quantized;
 	double begin_s, latency_s, launch_s, hbm;
 	struct recorder recorder;
@@ -165,6 +168,20 @@ static inline double *gate_of(const struct player *player, uint32_t member, uint
 {
 	return &player->flows.gates[(size_t)member * player->buckets + bucket];
 }
+
+static inline struct exchange *exchange_of(const struct player *player, uint32_t trainer,
+					   uint32_t bucket)
+{
+	return &player->exchanges[(size_t)trainer * player->buckets + bucket];
+}
+
+/* ---- simulate_exchange.c: maxima between trainers, where weights are quantized on the way. */
+int exchanges_make(struct player *player);
+/* A trainer has found its maxima of a bucket: it tells them, and the gates of all who have theirs
+ * open. */
+void exchange_found(struct player *player, uint32_t trainer, uint32_t bucket, double found_s);
+void player_add(struct player *player, enum sim_phase phase, uint32_t member, uint32_t bucket,
+		double begin_s, double end_s, uint64_t bytes, double busy_s);
 
 /* Fills hosts, factors, capacities, flows, and what each member does in each bucket. */
 int links_make(struct player *player, struct ws_error *err);
