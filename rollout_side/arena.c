@@ -15,40 +15,13 @@
 
 /* ---------------------------------------------------------------- memory */
 
-/* All params of a rank lie in one place: that of the first which has bytes. */
-static int own_place(const struct description *own, struct ws_memory *place_out,
-		     struct ws_error *err)
-{
-	const struct ws_memory *first = NULL;
-	char here[16], there[16];
-
-	*place_out = (struct ws_memory){.place = WS_HOST};
-	for (uint32_t i = 0; i < own->params.count; i++) {
-		const struct ws_memory *memory = &own->memories[i];
-		if (memory->bytes == 0)
-			continue;
-		if (first == NULL) {
-			first = memory;
-			place_out->place = memory->place;
-			place_out->device = memory->device;
-		} else if (memory->place != first->place || memory->device != first->device) {
-			return ws_fail(err, -ENOTSUP,
-				       "param '%s' lies on %s, others on %s: all params of a rank "
-				       "must lie in one place",
-				       own->params.params[i].name, memory_place(memory, here),
-				       memory_place(first, there));
-		}
-	}
-	return 0;
-}
-
 int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
 	struct ws_memory place;
 
 	for (uint32_t i = 0; i < rollout->own.params.count; i++)
 		rollout->own.targets[i] = rollout->own.memories[i];
-	int rc = own_place(&rollout->own, &place, err);
+	int rc = memories_place(rollout->own.memories, rollout->own.params.count, &place, err);
 	if (rc != 0 || rollout->inplace || rollout->own.params.arena_bytes == 0)
 		return rc;
 	rollout->spare = place;
@@ -102,7 +75,10 @@ void landing_drop(struct ws_rollout *rollout, const struct description *before)
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 {
 	/* What is unpacked lies where it is unpacked to. */
-	int rc = rollout->ring.bytes == 0 ? own_place(&rollout->own, &rollout->ring, err) : 0;
+	int rc = rollout->ring.bytes == 0
+			 ? memories_place(rollout->own.memories, rollout->own.params.count,
+					  &rollout->ring, err)
+			 : 0;
 
 	if (rc == 0)
 		rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,

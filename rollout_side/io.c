@@ -424,6 +424,10 @@ static void engine_event_take(struct ws_rollout *rollout, const struct engine_ev
 		digest_why(rollout, event, &why);
 		version_failed(&rollout->version, &why, &actions);
 		break;
+	case ENGINE_GPU_FAILED:
+		ws_fail(&why, event->status, "%s: %s", rollout->name, event->reason);
+		version_failed(&rollout->version, &why, &actions);
+		break;
 	case ENGINE_NIC_LOST:
 		/* What has landed isn't touched by it. */
 		why.code = -EIO;

@@ -312,12 +312,17 @@ static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 		.op_bytes = rollout->wire.rules.op_bytes,
 		.wire_digests = rollout->wire.rules.wire_digests,
 	};
+	struct ws_memory place;
 
 	engine_close(rollout->engine);
 	rollout->engine = NULL;
 	rollout->ring_region = UINT32_MAX;
 	rollout->landing_registered = false;
-	int rc = engine_open(&rollout->engine, &options, err);
+	int rc = memories_place(rollout->own.memories, rollout->own.params.count, &place, err);
+	options.place = place.place;
+	options.device = place.device;
+	if (rc == 0)
+		rc = engine_open(&rollout->engine, &options, err);
 	rollout->wire.engine_made = rc == 0;
 	return rc;
 }

@@ -187,6 +187,7 @@ static void chain_step(struct chain *chain)
 				break;
 			case ENGINE_STRAY:
 			case ENGINE_DIGEST_WRONG:
+			case ENGINE_GPU_FAILED:
 			case ENGINE_NIC_LOST:
 				ck_abort_msg("member %u: event %d", i, (int)events[e].kind);
 			}

@@ -244,6 +244,10 @@ static void engine_event_take(struct ws_trainer *trainer, const struct engine_ev
 	case ENGINE_DIGEST_WRONG:
 		digest_wrong(trainer, event);
 		break;
+	case ENGINE_GPU_FAILED:
+		ws_fail(&why, event->status, "trainer %u: %s", trainer->rank, event->reason);
+		attempt_fail(trainer, &why);
+		break;
 	case ENGINE_RECEIVE_DONE:
 		break; /* it has raised my tables and opened a gate: the engine goes on */
 	}

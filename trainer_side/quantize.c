@@ -154,10 +154,15 @@ int quantize_make(struct ws_trainer *trainer, struct ws_error *err)
 	wire->recipes = NULL;
 	if (bytes == 0)
 		return 0;
-	wire->program.tables = arena_alloc(&wire->arena, bytes);
-	if (wire->program.tables == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %llu bytes of maxima",
-			       (unsigned long long)bytes);
+	if (trainer->tables.bytes < bytes) {
+		ws_memory_free(&trainer->tables);
+		trainer->tables = trainer->place;
+		int rc = ws_memory_alloc(&trainer->tables, bytes, err);
+		if (rc != 0)
+			return ws_fail_in(err, rc, "no memory for %llu bytes of maxima",
+					  (unsigned long long)bytes);
+	}
+	wire->program.tables = trainer->tables.base;
 	wire->program.tables_bytes = bytes;
 	wire->program.gate_count = 2 * plan_bucket_count(trainer->source.plan);
 	return locals_make(trainer, err);

@@ -56,6 +56,8 @@ int sources_make(struct ws_trainer *trainer, const struct member_event *event, s
 
 int inbox_fit(struct ws_trainer *trainer, struct ws_error *err)
 {
+	if (trainer->inbox.bytes == 0)
+		trainer->inbox = trainer->place;
 	int rc = memory_fit(trainer->engine, &trainer->inbox, &trainer->inbox_region,
 			    trainer->wire.inbox_bytes, err);
 

@@ -178,6 +178,8 @@ struct ws_trainer {
 	struct engine *engine;
 	struct plan_source source;
 	struct memory_place *places; /* by param; in the arena */
+	struct ws_memory place;	     /* where my params lie; no memory */
+	struct ws_memory tables;     /* owned; there, too */
 	struct ws_memory inbox;	     /* owned; where maxima of others land */
 	uint32_t inbox_region;	     /* UINT32_MAX: none */
 	struct wire wire;

@@ -193,7 +193,11 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 	engine_close(trainer->engine);
 	trainer->engine = NULL;
 	trainer->inbox_region = UINT32_MAX;
-	int rc = engine_open(&trainer->engine, &options, err);
+	int rc = memories_place(trainer->memories, trainer->params.count, &trainer->place, err);
+	options.place = trainer->place.place;
+	options.device = trainer->place.device;
+	if (rc == 0)
+		rc = engine_open(&trainer->engine, &options, err);
 	if (rc == 0)
 		rc = memories_add(trainer->engine, trainer->memories, trainer->params.count,
 				  trainer->places, err);
@@ -414,5 +418,6 @@ void trainer_wire_release(struct ws_trainer *trainer)
 	arena_release(&trainer->wire.arena_before);
 	arena_release(&trainer->wire.arena);
 	ws_memory_free(&trainer->inbox);
+	ws_memory_free(&trainer->tables);
 	memset(&trainer->wire, 0, sizeof(trainer->wire));
 }

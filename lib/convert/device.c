@@ -121,7 +121,7 @@ static void task_make(struct task *task, const struct move *move, const struct b
 		.is_aligned = is_aligned(box, from_bytes, to_bytes),
 		.dim_count = box->dim_count,
 	};
-	if (move->blocks != NULL)
+	if (move->blocks != NULL && move->blocks->quant != NULL) /* maxima need none */
 		task->quant = *move->blocks->quant;
 	for (uint32_t d = 0; d < box->dim_count; d++) {
 		const struct box_dim *dim = &box->dims[box->dim_count - 1 - d];

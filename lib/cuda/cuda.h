@@ -166,6 +166,9 @@ int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, ui
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
 /* Zeroes a stretch of the GPU's memory. */
 int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes);
+/* differ.cu: adds to *count, which is the GPU's, how many bytes of the two differ. */
+int differ_launch(const void *a, const void *b, uint64_t bytes, uint64_t *count,
+		  struct CUstream_st *stream, struct ws_error *err);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);
 /* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet. */

@@ -89,16 +89,17 @@ static uint64_t box_at(const struct move *move, uint64_t from, uint64_t to, stru
 }
 
 /* Elements [from, to) of a move, in row-major order, to dst. */
-static void run_gather(const struct move *move, uint64_t from, uint64_t to, uint8_t *dst)
+static int run_boxes(const struct move *move, uint64_t from, uint64_t to, uint8_t *dst,
+		     cut_take *take, void *arg)
 {
 	int64_t to_bytes = (int64_t)ws_dtype_bytes(move->to);
+	int rc = 0;
 	if (move->dim_count == 0) {
 		struct move one = *move;
 		one.dst = dst;
-		convert_move(&one);
-		return;
+		return take(arg, &one);
 	}
-	while (from < to) {
+	while (rc == 0 && from < to) {
 		struct box box;
 		uint64_t count = box_at(move, from, to, &box);
 		int64_t stride = to_bytes;
@@ -107,10 +108,11 @@ static void run_gather(const struct move *move, uint64_t from, uint64_t to, uint
 			stride *= (int64_t)box.move.extent[i];
 		}
 		box.move.dst = dst;
-		convert_move(&box.move);
+		rc = take(arg, &box.move);
 		dst += count * (uint64_t)to_bytes;
 		from += count;
 	}
+	return rc;
 }
 
 /* The first move that ends behind byte `from` of the stream, or begins there or later. */
@@ -127,24 +129,44 @@ static uint32_t move_find(const struct gather_move *moves, uint32_t count, uint6
 	return low > 0 ? low - 1 : 0;
 }
 
-void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
-		uint8_t *dst)
+int cut_boxes(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
+	      uint8_t *dst, cut_take *take, void *arg)
 {
-	uint64_t at = from;
-	for (uint32_t i = move_find(moves, count, from); i < count && moves[i].wire_offset < to;
-	     i++) {
+	int rc = 0;
+	for (uint32_t i = move_find(moves, count, from);
+	     rc == 0 && i < count && moves[i].wire_offset < to; i++) {
 		const struct move *move = &moves[i].move;
 		uint64_t offset = moves[i].wire_offset, to_bytes = ws_dtype_bytes(move->to);
 		uint64_t begin = MAX(offset, from);
 		uint64_t end = MIN(offset + move_element_count(move) * to_bytes, to);
-		if (begin >= end)
-			continue;
-		memset(dst + (at - from), 0, begin - at);
-		run_gather(move, (begin - offset) / to_bytes, (end - offset) / to_bytes,
-			   dst + (begin - from));
-		at = end;
+		if (begin < end)
+			rc = run_boxes(move, (begin - offset) / to_bytes, (end - offset) / to_bytes,
+				       dst + (begin - from), take, arg);
 	}
-	memset(dst + (at - from), 0, to - at);
+	return rc;
+}
+
+/* Boxes come in the order of dst: what lies between two of them is padding. */
+struct gathering {
+	uint8_t *at;
+};
+
+static int gather_take(void *arg, const struct move *box)
+{
+	struct gathering *gathering = arg;
+	uint8_t *begin = box->dst;
+	memset(gathering->at, 0, (size_t)(begin - gathering->at));
+	convert_move(box);
+	gathering->at = begin + move_element_count(box) * ws_dtype_bytes(box->to);
+	return 0;
+}
+
+void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
+		uint8_t *dst)
+{
+	struct gathering gathering = {.at = dst};
+	(void)cut_boxes(moves, count, from, to, dst, gather_take, &gathering);
+	memset(gathering.at, 0, (size_t)(dst + (to - from) - gathering.at));
 }
 
 uint64_t cut_digest(const struct span *spans, uint32_t count, uint64_t op_bytes,

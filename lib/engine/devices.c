@@ -303,6 +303,30 @@ static int by_address(const void *a, const void *b)
 						       : (uintptr_t)x->base > (uintptr_t)y->base;
 }
 
+int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_memory *place_out,
+		   struct ws_error *err)
+{
+	const struct ws_memory *first = NULL;
+	char here[16], there[16];
+
+	*place_out = (struct ws_memory){.place = WS_HOST};
+	for (uint32_t i = 0; i < count; i++) {
+		if (memories[i].bytes == 0)
+			continue;
+		if (first == NULL)
+			first = &memories[i];
+		if (memories[i].place != first->place || memories[i].device != first->device)
+			return ws_fail(err, -ENOTSUP,
+				       "some of this rank's params lie on %s and others on %s; all "
+				       "must lie in one place",
+				       memory_place(first, there),
+				       memory_place(&memories[i], here));
+		place_out->place = first->place;
+		place_out->device = first->device;
+	}
+	return 0;
+}
+
 /* Grows *region over next if they nearly touch. */
 static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 {

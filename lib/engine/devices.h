@@ -56,6 +56,11 @@ struct memory_place {
 	uint64_t offset;
 };
 
+/* Where they lie, as place and device of *place_out: the host where there are none.  -ENOTSUP
+ * unless all lie in one place. */
+int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_memory *place_out,
+		   struct ws_error *err);
+
 /*
  * Registers memories; those that touch, or nearly so (the gap is below a page, so both ends are
  * mapped), share a region.  places_out has an entry per memory.  Not for the data path.

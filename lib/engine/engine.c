@@ -44,6 +44,11 @@ static int options_check(const struct engine_options *options, struct ws_error *
 		return ws_fail(err, -EINVAL,
 			       "ops of %llu bytes can't be; choose a multiple of 4096",
 			       (unsigned long long)options->op_bytes);
+	if (options->place == WS_CUDA && options->wire_digests)
+		return ws_fail(err, -ENOTSUP,
+			       "wire digests are made by the host, and memory is GPU %d's; leave "
+			       "them away",
+			       options->device);
 	if (options->staging_bytes != 0 && options->staging_bytes < options->op_bytes)
 		return ws_fail(
 			err, -EINVAL,
@@ -91,6 +96,14 @@ static int nics_open(struct engine *engine, const struct engine_options *options
 	return 0;
 }
 
+/* A GPU copies by the launch: it takes many ops to keep it busy. */
+static uint32_t depth_of(const struct engine_options *options)
+{
+	if (options->depth != 0)
+		return options->depth;
+	return options->place == WS_CUDA ? DEPTH_GPU : DEPTH_DEFAULT;
+}
+
 int engine_open(struct engine **engine_out, const struct engine_options *options,
 		struct ws_error *err)
 {
@@ -109,9 +122,9 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 	if (rc == 0)
 		rc = nics_open(engine, options, err);
 	if (rc == 0)
-		rc = post_open(engine, options->depth, err);
+		rc = post_open(engine, depth_of(options), err);
 	if (rc == 0)
-		rc = region_open_own(engine, options->staging_bytes, err);
+		rc = region_open_own(engine, options, err);
 	if (rc == 0)
 		rc = stage_thread_open(engine, err);
 	if (rc != 0) {

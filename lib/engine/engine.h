@@ -56,8 +56,11 @@ struct engine_options {
 	uint64_t op_bytes;	/* multiple of 4096 */
 	uint64_t staging_bytes; /* gather staging: blocks of op_bytes; 0 for a side that never
 				   gathers */
-	uint32_t depth;		/* ops in flight per NIC; 0: 16 */
+	uint32_t depth;		/* ops in flight per NIC; 0: 16, with place WS_CUDA 256 */
 	bool wire_digests;	/* hash every op and send each counter's sum */
+	enum ws_place place;	/* WS_CUDA: what the stage thread does, a GPU does: sources, targets
+				   and tables lie where it reaches them, and staging on it */
+	int device;		/* which GPU */
 };
 
 /* Opens NICs, allocates and registers staging, starts the stage thread.  -ENOSPC when op_bytes
@@ -261,6 +264,8 @@ enum engine_event_kind {
 	ENGINE_OP_FAILED,  /* a FAILED op: peer, nic, status, op id at the receiver */
 	ENGINE_STRAY,	   /* an immediate of another attempt, repeated, or unknown */
 	ENGINE_DIGEST_WRONG, /* receive index, got, want */
+	ENGINE_GPU_FAILED,   /* what the stage thread gave the GPU came to nothing: status, reason;
+			      * nothing of this attempt goes on, nor of a later one */
 	ENGINE_NIC_LOST	     /* nic, status: lost, or down (-ENETDOWN), and some peer was to be
 			      * reached over it; nothing more is posted to it */
 };

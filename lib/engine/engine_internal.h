@@ -10,7 +10,7 @@
  *   peer.c     connections, rails                fence.c    the end of a wiring
  *   rails.c    the life of a NIC             doubt.c    rails that fail while their ports are up
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
- *   stage.c    the thread that gathers, hashes and scatters
+ *   stage.c    the thread that gathers, hashes and scatters; stage_gpu.c: by a GPU
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -27,6 +27,7 @@
 #define STAGE_ROOM    1024u  /* requests with the stage thread; a power of two */
 #define DIGESTS_MAX   65536u /* receives, and digests to send, of one program */
 #define DEPTH_DEFAULT 16u
+#define DEPTH_GPU     256u
 
 /* Region 0: where digests land (8 bytes per receive), a page that credits name, the digests that
  * I send, then the staging blocks. */
@@ -86,6 +87,11 @@ int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes,
  * of 16, so is to unless it is the stream's end. */
 void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
 		uint8_t *dst);
+/* The same, and each box is handed to take; what lies between them isn't touched.  Ends with the
+ * first take that isn't 0, and returns that. */
+typedef int cut_take(void *arg, const struct move *box);
+int cut_boxes(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
+	      uint8_t *dst, cut_take *take, void *arg);
 /* Sum of xxh3_64(op bytes, seed = op id) over all ops of the spans; ends early when *stop !=
  * serial. */
 uint64_t cut_digest(const struct span *spans, uint32_t count, uint64_t op_bytes,
@@ -106,6 +112,7 @@ struct stage_result {
 	struct stage_request request;
 	bool done;	    /* false: dropped, the attempt ended */
 	bool wrong;	    /* RECEIVE: the digest differs */
+	bool failed;	    /* the GPU has */
 	uint64_t got, want; /* got: the op's hash, or the sum over the spans */
 	uint64_t ns;
 };
@@ -119,6 +126,7 @@ struct ring_end {
 /* Two single-producer rings; requests never outnumber STAGE_ROOM, so results always fit. */
 struct stage {
 	struct engine *engine; /* borrowed; what a request names is constant during an attempt */
+	struct stage_gpu *gpu; /* owned; NULL: the thread moves by itself */
 	pthread_t thread;
 	int wake_fd, done_fd;	 /* eventfds: work for the thread; results for the engine */
 	_Atomic uint32_t serial; /* of the attempt whose requests are to be done */
@@ -131,6 +139,17 @@ struct stage {
 	struct stage_request requests[STAGE_ROOM];
 	struct stage_result results[STAGE_ROOM];
 };
+
+/* stage_gpu.c.  On the stage thread but for open and close. */
+struct stage_gpu;
+int stage_gpu_open(struct stage *stage, int device, struct ws_error *err);
+void stage_gpu_close(struct stage *stage);
+/* Takes what requests there are and tells what is done; false: there is nothing to do. */
+bool stage_gpu_turn(struct stage *stage);
+/* Why it failed, for ever. */
+const char *stage_gpu_reason(const struct stage *stage);
+bool stage_is_live(const struct stage *stage, uint32_t serial);
+void stage_tell(struct stage *stage);
 
 int stage_thread_open(struct engine *engine, struct ws_error *err);
 void stage_thread_close(struct engine *engine);
@@ -256,7 +275,8 @@ void regions_forget(struct engine *engine, uint32_t nic);
 void regions_paths(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes);
 /* All of them on all NICs, after pages were replaced: no NIC may go on with the old ones. */
 int regions_renew(struct engine *engine, struct ws_error *err);
-int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err);
+int region_open_own(struct engine *engine, const struct engine_options *options,
+		    struct ws_error *err);
 void region_free_all(struct engine *engine); /* after all NICs are closed */
 /* NULL for none or a hole. */
 struct region *region_find(const struct engine *engine, uint32_t region);
@@ -419,8 +439,10 @@ struct engine {
 			      * still must not take a NIC's whole depth */
 	uint32_t serial;     /* of attempts, mine: +1 at each arm and each end */
 
-	struct region **regions;    /* owned */
-	struct ws_memory own;	    /* owned; region 0 */
+	struct region **regions;  /* owned */
+	struct ws_memory own;	  /* owned; region 0 */
+	struct ws_memory staging; /* owned on a GPU, else the end of own: the blocks */
+	uint32_t staging_region;
 	struct engine_peer **peers; /* owned */
 	struct op_slot *slots;	    /* owned */
 	struct block *blocks;	    /* owned */
@@ -445,7 +467,7 @@ void engine_emit(struct engine *engine, const struct engine_event *event);
 
 static inline uint8_t *engine_block_memory(const struct engine *engine, uint32_t block)
 {
-	return (uint8_t *)engine->own.base + STAGING_OFFSET + block * engine->op_bytes;
+	return (uint8_t *)engine->staging.base + block * engine->op_bytes;
 }
 
 #endif

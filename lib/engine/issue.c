@@ -60,7 +60,7 @@ static struct post data_make(const struct engine *engine, struct engine_peer *pe
 		.block = block,
 		.local = kind == OP_DIRECT ? (const uint8_t *)send->local + offset
 					   : engine_block_memory(engine, block),
-		.local_region = kind == OP_DIRECT ? send->local_region : 0,
+		.local_region = kind == OP_DIRECT ? send->local_region : engine->staging_region,
 		.remote_region = send->remote_region,
 		.remote_offset = remote_offset,
 		/* An offset that wrapped can't be inside. */

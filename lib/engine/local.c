@@ -6,9 +6,12 @@
  */
 #include <string.h>
 
+#include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
-#define LOCALS_AHEAD 2 /* one in work, one next, so that the thread needn't wait for me */
+/* One in work, one next, so that the thread needn't wait for me; a GPU takes many at once. */
+#define LOCALS_AHEAD	 2
+#define LOCALS_AHEAD_GPU 256
 
 bool gate_is_open(const struct engine *engine, uint32_t gate)
 {
@@ -46,8 +49,13 @@ void gate_received(struct engine *engine, uint32_t gate)
 void locals_arm(struct engine *engine)
 {
 	struct program *program = &engine->program;
-	if (program->given.tables_bytes > 0)
-		memset(program->given.tables, 0, (size_t)program->given.tables_bytes);
+	const struct ws_memory tables = {.base = program->given.tables,
+					 .bytes = program->given.tables_bytes,
+					 .place = engine->staging.place,
+					 .device = engine->staging.device};
+	/* A GPU that fails here fails again in what the locals do. */
+	if (tables.bytes > 0)
+		(void)memory_zero(&tables, 0, tables.bytes, NULL);
 	program->locals_put = program->locals_done = program->gated = 0;
 	engine->now_ns = clock_ns();
 	for (uint32_t i = 1; i <= program->given.gate_count; i++) {
@@ -61,8 +69,9 @@ void locals_arm(struct engine *engine)
 void locals_issue(struct engine *engine)
 {
 	struct program *program = &engine->program;
+	uint32_t ahead = engine->staging.place == WS_CUDA ? LOCALS_AHEAD_GPU : LOCALS_AHEAD;
 	while (program->locals_put < program->given.local_count &&
-	       program->locals_put - program->locals_done < LOCALS_AHEAD &&
+	       program->locals_put - program->locals_done < ahead &&
 	       stage_room(engine->stage) > 0) {
 		stage_put(engine->stage, &(struct stage_request){.kind = STAGE_LOCAL,
 								 .serial = engine->serial,

@@ -13,8 +13,7 @@ int post_open(struct engine *engine, uint32_t depth, struct ws_error *err)
 	uint32_t total = 0;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		struct engine_nic *nic = &engine->nics[i];
-		nic->limit = MAX(
-			1, MIN(depth == 0 ? DEPTH_DEFAULT : depth, nic->nic->ops_in_flight_max));
+		nic->limit = MAX(1, MIN(depth, nic->nic->ops_in_flight_max));
 		total += nic->limit;
 	}
 	engine->slots = mem_alloc(total * sizeof(*engine->slots));

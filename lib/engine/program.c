@@ -194,8 +194,14 @@ static void staged_receive(struct engine *engine, const struct stage_result *res
 void program_staged(struct engine *engine, const struct stage_result *result)
 {
 	const struct stage_request *request = &result->request;
-	if (request->serial != engine->serial) {
-		/* The attempt has ended: only the block matters. */
+	if (result->failed && request->serial == engine->serial)
+		engine_emit(engine,
+			    &(struct engine_event){.kind = ENGINE_GPU_FAILED,
+						   .nic = NONE,
+						   .status = -EIO,
+						   .reason = stage_gpu_reason(engine->stage)});
+	if (request->serial != engine->serial || result->failed) {
+		/* The attempt has ended, or is about to: only the block matters. */
 		if (request->kind == STAGE_GATHER)
 			program_block_free(engine, request->block);
 		return;

@@ -206,10 +206,10 @@ void engine_regions_encode(const struct engine *engine, struct writer *out)
 	}
 }
 
-int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_error *err)
+int region_open_own(struct engine *engine, const struct engine_options *options,
+		    struct ws_error *err)
 {
-	uint64_t blocks = staging_bytes / engine->op_bytes;
-	uint32_t index;
+	uint64_t blocks = options->staging_bytes / engine->op_bytes;
 	if (blocks > UINT32_MAX / 2)
 		return ws_fail(err, -ENOSPC, "%llu staging blocks are too many; choose larger ops",
 			       (unsigned long long)blocks);
@@ -224,13 +224,26 @@ int region_open_own(struct engine *engine, uint64_t staging_bytes, struct ws_err
 		engine->block_free = i;
 	}
 	struct ws_memory own = {.place = WS_HOST};
-	int rc = ws_memory_alloc(&own, STAGING_OFFSET + blocks * engine->op_bytes, err);
+	bool apart = options->place != WS_HOST && blocks > 0;
+	uint64_t host_blocks = apart ? 0 : blocks;
+	int rc = ws_memory_alloc(&own, STAGING_OFFSET + host_blocks * engine->op_bytes, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot allocate %llu bytes of staging",
-				  (unsigned long long)staging_bytes);
+				  (unsigned long long)options->staging_bytes);
 	engine->own = own;
-	rc = engine_region_add(engine, &engine->own, &index, err);
-	return rc;
+	engine->staging = own;
+	engine->staging.base = (uint8_t *)own.base + STAGING_OFFSET;
+	rc = engine_region_add(engine, &engine->own, &engine->staging_region, err);
+	if (rc != 0 || options->place == WS_HOST)
+		return rc;
+	engine->staging = (struct ws_memory){.place = options->place, .device = options->device};
+	if (!apart)
+		return 0;
+	rc = ws_memory_alloc(&engine->staging, blocks * engine->op_bytes, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "cannot allocate %llu bytes of staging",
+				  (unsigned long long)options->staging_bytes);
+	return engine_region_add(engine, &engine->staging, &engine->staging_region, err);
 }
 
 void region_free_all(struct engine *engine)
@@ -240,6 +253,8 @@ void region_free_all(struct engine *engine)
 	mem_free(engine->regions);
 	engine->regions = NULL;
 	engine->region_count = engine->region_room = 0;
+	if (engine->staging.place == WS_CUDA)
+		ws_memory_free(&engine->staging);
 	ws_memory_free(&engine->own);
 	mem_free(engine->blocks);
 	engine->blocks = NULL;

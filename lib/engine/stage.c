@@ -29,7 +29,7 @@ static bool eventfd_clear(int fd)
 
 /* ---------------------------------------------------------------- on the stage thread */
 
-static bool is_live(const struct stage *stage, uint32_t serial)
+bool stage_is_live(const struct stage *stage, uint32_t serial)
 {
 	return atomic_load_explicit(&stage->serial, memory_order_relaxed) == serial;
 }
@@ -55,9 +55,9 @@ static void do_send_op(const struct engine *engine, struct stage_result *result)
 static bool do_moves(const struct stage *stage, uint32_t serial, const struct move *moves,
 		     uint32_t count)
 {
-	for (uint32_t i = 0; i < count && is_live(stage, serial); i++)
+	for (uint32_t i = 0; i < count && stage_is_live(stage, serial); i++)
 		convert_move(&moves[i]);
-	return is_live(stage, serial);
+	return stage_is_live(stage, serial);
 }
 
 static void do_receive(const struct engine *engine, const struct stage *stage,
@@ -90,7 +90,7 @@ static void do_request(struct stage *stage, const struct stage_request *request,
 		       struct stage_result *result)
 {
 	*result = (struct stage_result){.request = *request};
-	if (!is_live(stage, request->serial))
+	if (!stage_is_live(stage, request->serial))
 		return;
 	uint64_t begin = clock_ns();
 	switch (request->kind) {
@@ -108,27 +108,37 @@ static void do_request(struct stage *stage, const struct stage_request *request,
 	result->ns = clock_ns() - begin;
 }
 
+void stage_tell(struct stage *stage)
+{
+	eventfd_tell(stage->done_fd, &stage->done_told);
+}
+
+/* One request; false: there is none. */
+static bool stage_turn(struct stage *stage)
+{
+	uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
+	uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
+	if (head == tail)
+		return false;
+	uint32_t result_tail = atomic_load_explicit(&stage->result_tail.at, memory_order_relaxed);
+	do_request(stage, &stage->requests[head % STAGE_ROOM],
+		   &stage->results[result_tail % STAGE_ROOM]);
+	atomic_store_explicit(&stage->request_head.at, head + 1, memory_order_release);
+	atomic_store_explicit(&stage->result_tail.at, result_tail + 1, memory_order_release);
+	stage_tell(stage);
+	return true;
+}
+
 static void *stage_main(void *arg)
 {
 	struct stage *stage = arg;
 	mem_forbid();
 	/* Ends by stop; sleeps in read() while there is nothing to do. */
 	while (!atomic_load_explicit(&stage->stop, memory_order_acquire)) {
-		uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
-		uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
-		if (head == tail) {
-			eventfd_clear(stage->wake_fd);
-			atomic_exchange_explicit(&stage->wake_told, false, memory_order_acq_rel);
+		if (stage->gpu != NULL ? stage_gpu_turn(stage) : stage_turn(stage))
 			continue;
-		}
-		uint32_t result_tail =
-			atomic_load_explicit(&stage->result_tail.at, memory_order_relaxed);
-		do_request(stage, &stage->requests[head % STAGE_ROOM],
-			   &stage->results[result_tail % STAGE_ROOM]);
-		atomic_store_explicit(&stage->request_head.at, head + 1, memory_order_release);
-		atomic_store_explicit(&stage->result_tail.at, result_tail + 1,
-				      memory_order_release);
-		eventfd_tell(stage->done_fd, &stage->done_told);
+		eventfd_clear(stage->wake_fd);
+		atomic_exchange_explicit(&stage->wake_told, false, memory_order_acq_rel);
 	}
 	mem_allow();
 	return NULL;
@@ -191,7 +201,12 @@ int stage_thread_open(struct engine *engine, struct ws_error *err)
 	if (stage->wake_fd < 0 || stage->done_fd < 0)
 		return ws_fail(err, -errno, "cannot make an eventfd for the stage thread: %s",
 			       strerror(errno));
-	int rc = thread_start(&stage->thread, -1, stage_main, stage);
+	int rc = engine->staging.place == WS_CUDA
+			 ? stage_gpu_open(stage, engine->staging.device, err)
+			 : 0;
+	if (rc != 0)
+		return rc;
+	rc = thread_start(&stage->thread, -1, stage_main, stage);
 	if (rc != 0)
 		return ws_fail(err, -rc, "cannot start the stage thread: %s", strerror(rc));
 	stage->started = true;
@@ -211,6 +226,7 @@ void stage_thread_close(struct engine *engine)
 		(void)n;
 		pthread_join(stage->thread, NULL);
 	}
+	stage_gpu_close(stage);
 	if (stage->wake_fd >= 0)
 		close(stage->wake_fd);
 	if (stage->done_fd >= 0)

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes that a GPU carries out: into a peer's GPU memory (CUDA IPC), or out of mine.  They end
- * after post has returned: what one post takes is one launch and one mark, and poll hands the
- * immediates over once the mark has passed, so never before the bytes.  Until the last write
- * to a peer has ended, its ring says queued.
+ * after post has returned: what was taken until the next poll is one launch and one mark, and poll
+ * hands the immediates over once the mark has passed, so never before the bytes.  Until the last
+ * write to a peer has ended, its ring says queued.
  */
 #include <errno.h>
 
 #include "lib/transport/ipc.h"
+
+/* While two launches are under way what is taken waits, so that the next one is large. */
+#define LAUNCHES   2u
+#define LAUNCH_OPS 96u
 
 struct flight {
 	struct peer *peer;
@@ -67,23 +71,8 @@ uint32_t ipc_gpu_flights(const struct ipc *ipc)
 	return ipc->gpu != NULL ? ipc->gpu->count : 0;
 }
 
-void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
-{
-	struct ipc_gpu *gpu = ipc->gpu;
-	const struct cuda_copy copy = {.to = view->memory + (op->remote - view->base),
-				       .from = op->local,
-				       .bytes = op->bytes};
-	bool inside = view->is_gpu && op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
-
-	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
-		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
-	op->peer->flights++;
-	if (inside)
-		gpu->copies[gpu->copy_count++] = copy;
-	else if (cuda_queue_copy_host(&gpu->queue, &copy) != 0)
-		gpu->error = -EIO;
-}
-
+/* Everything that was taken since the last launch is one: posts of one op each, as long as poll
+ * isn't called, too. */
 void ipc_gpu_launch(struct ipc *ipc)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
@@ -102,6 +91,25 @@ void ipc_gpu_launch(struct ipc *ipc)
 		gpu->error = -EIO;
 	for (; gpu->marked < gpu->count; gpu->marked++)
 		gpu->flights[(gpu->first + gpu->marked) % IPC_OPS_MAX].mark = mark;
+}
+
+void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+	const struct cuda_copy copy = {.to = view->memory + (op->remote - view->base),
+				       .from = op->local,
+				       .bytes = op->bytes};
+	bool inside = view->is_gpu && op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
+
+	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
+		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
+	op->peer->flights++;
+	if (inside)
+		gpu->copies[gpu->copy_count++] = copy;
+	else if (cuda_queue_copy_host(&gpu->queue, &copy) != 0)
+		gpu->error = -EIO;
+	if (gpu->count - gpu->marked >= LAUNCH_OPS)
+		ipc_gpu_launch(ipc);
 }
 
 static void flight_end(struct ipc *ipc, const struct flight *flight)
@@ -128,13 +136,12 @@ void ipc_gpu_poll(struct ipc *ipc)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
 
-	ipc_gpu_launch(ipc);
 	while (gpu != NULL && gpu->marked > 0) {
 		struct flight flight = gpu->flights[gpu->first];
 		int passed =
 			gpu->error != 0 ? gpu->error : cuda_queue_passed(&gpu->queue, flight.mark);
 		if (passed == 0)
-			return;
+			break;
 		if (passed < 0 && gpu->error == 0) {
 			gpu->error = passed;
 			ipc_trouble(ipc, "GPU %d: %s", gpu->queue.device, gpu->queue.error.text);
@@ -144,4 +151,6 @@ void ipc_gpu_poll(struct ipc *ipc)
 		gpu->marked--;
 		flight_end(ipc, &flight);
 	}
+	if (gpu != NULL && gpu->queue.marked - gpu->queue.passed < LAUNCHES)
+		ipc_gpu_launch(ipc);
 }

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The stage thread where a GPU does the work: requests become moves, as many as there are become
+ * one launch, and while the GPU is at some of these the next is put together.  All launches are on
+ * one stream, so they end in the order of the requests, and so do the results.
+ */
+#include <errno.h>
+#include <sched.h>
+
+#include "lib/convert/device.h"
+#include "lib/cuda/cuda.h"
+#include "lib/engine/engine_internal.h"
+
+#define FLIGHTS	     4u	   /* launches under way, or being put together */
+#define MOVES_MAX    4096u /* of a launch */
+#define REQUESTS_MAX 64u   /* of a launch: the first shall not wait for too many others */
+
+struct flight {
+	struct device_batch *batch; /* owned */
+	uint32_t moves;
+	uint32_t result_end; /* results in front of it are done when this launch is */
+};
+
+struct stage_gpu {
+	struct CUstream_st *stream; /* owned */
+	struct flight flights[FLIGHTS];
+	uint32_t first, count; /* launched */
+	uint32_t result_end;   /* of requests that were taken */
+	struct ws_error error; /* the first, for ever; code 0: none */
+};
+
+int stage_gpu_open(struct stage *stage, int device, struct ws_error *err)
+{
+	struct stage_gpu *gpu = mem_alloc(sizeof(*gpu));
+	int rc = 0;
+	if (gpu == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the launches of GPU %d", device);
+	stage->gpu = gpu;
+	rc = cuda_stream_open(device, &gpu->stream, err);
+	for (uint32_t i = 0; rc == 0 && i < FLIGHTS; i++)
+		rc = device_batch_open(&gpu->flights[i].batch, device, MOVES_MAX, err);
+	return rc;
+}
+
+void stage_gpu_close(struct stage *stage)
+{
+	struct stage_gpu *gpu = stage->gpu;
+	if (gpu == NULL)
+		return;
+	for (uint32_t i = 0; i < FLIGHTS; i++)
+		device_batch_close(gpu->flights[i].batch);
+	cuda_stream_close(gpu->stream);
+	mem_free(gpu);
+	stage->gpu = NULL;
+}
+
+const char *stage_gpu_reason(const struct stage *stage)
+{
+	return stage->gpu->error.text;
+}
+
+/* The one being put together. */
+static struct flight *flight_next(struct stage_gpu *gpu)
+{
+	return &gpu->flights[(gpu->first + gpu->count) % FLIGHTS];
+}
+
+/* Results up to end are there to be taken. */
+static void results_publish(struct stage *stage, uint32_t end)
+{
+	uint32_t tail = atomic_load_explicit(&stage->result_tail.at, memory_order_relaxed);
+	if (end == tail)
+		return;
+	for (uint32_t i = tail; i != end; i++) {
+		struct stage_result *result = &stage->results[i % STAGE_ROOM];
+		result->failed = result->done && stage->gpu->error.code != 0;
+		result->ns = clock_ns() - result->ns;
+	}
+	atomic_store_explicit(&stage->result_tail.at, end, memory_order_release);
+	stage_tell(stage);
+}
+
+/* Ends launches that are done, the oldest first; false: it isn't yet. */
+static bool flight_end(struct stage *stage)
+{
+	struct stage_gpu *gpu = stage->gpu;
+	struct flight *flight = &gpu->flights[gpu->first];
+	if (gpu->count == 0)
+		return false;
+	if (gpu->error.code == 0 && device_batch_done(flight->batch, &gpu->error) == -EAGAIN) {
+		gpu->error = (struct ws_error){0};
+		return false;
+	}
+	device_batch_clear(flight->batch);
+	flight->moves = 0;
+	gpu->first = (gpu->first + 1) % FLIGHTS;
+	gpu->count--;
+	results_publish(stage, flight->result_end);
+	return true;
+}
+
+/* Launches what was put together; what was taken up to result_end is done behind it. */
+static void flight_launch(struct stage *stage, uint32_t result_end)
+{
+	struct stage_gpu *gpu = stage->gpu;
+	struct flight *flight = flight_next(gpu);
+	flight->result_end = result_end;
+	if (gpu->error.code == 0 && flight->moves > 0)
+		(void)device_batch_launch(flight->batch, gpu->stream, &gpu->error);
+	gpu->count++;
+	/* One is kept to put the next together. */
+	while (gpu->count == FLIGHTS && !flight_end(stage))
+		sched_yield();
+}
+
+static int move_take(void *arg, const struct move *move)
+{
+	struct stage *stage = arg;
+	struct stage_gpu *gpu = stage->gpu;
+	struct ws_error full = {0};
+	if (gpu->error.code != 0)
+		return -EIO;
+	int rc = device_batch_add(flight_next(gpu)->batch, move, &full);
+	if (rc == -ENOSPC && flight_next(gpu)->moves > 0) {
+		flight_launch(stage, gpu->result_end);
+		full = (struct ws_error){0};
+		rc = device_batch_add(flight_next(gpu)->batch, move, &full);
+	}
+	if (rc != 0)
+		gpu->error = full;
+	else
+		flight_next(gpu)->moves++;
+	return rc;
+}
+
+static void moves_take(struct stage *stage, const struct move *moves, uint32_t count)
+{
+	for (uint32_t i = 0; i < count && move_take(stage, &moves[i]) == 0; i++)
+		;
+}
+
+/* Puts a request's moves into launches; its result is written, and told when they are done. */
+static void request_take(struct stage *stage, const struct stage_request *request,
+			 struct stage_result *result)
+{
+	struct engine *engine = stage->engine;
+	const struct engine_program *given = &engine->program.given;
+	*result = (struct stage_result){.request = *request, .ns = clock_ns()};
+	if (!stage_is_live(stage, request->serial))
+		return;
+	result->done = true;
+	switch (request->kind) {
+	case STAGE_GATHER: {
+		const struct send *send = &given->sends[request->index];
+		uint64_t from = request->op * engine->op_bytes;
+		uint64_t bytes = cut_op_bytes(send->bytes, engine->op_bytes, request->op);
+		(void)cut_boxes(send->moves, send->move_count, from, from + bytes,
+				engine_block_memory(engine, request->block), move_take, stage);
+		break;
+	}
+	case STAGE_HASH: /* engine_open refuses digests */
+		break;
+	case STAGE_RECEIVE: {
+		const struct receive *receive = &given->receives[request->index];
+		const struct imm_counter *counter = &engine->imm.counters[request->index];
+		/* Acquire: pairs with the poller's release of the last arrival. */
+		result->done = atomic_load_explicit(&counter->arrived, memory_order_acquire) ==
+			       counter->threshold;
+		moves_take(stage, receive->moves, result->done ? receive->move_count : 0);
+		break;
+	}
+	case STAGE_LOCAL: {
+		const struct local *local = &given->locals[request->index];
+		moves_take(stage, local->moves, local->move_count);
+		break;
+	}
+	}
+}
+
+bool stage_gpu_turn(struct stage *stage)
+{
+	struct stage_gpu *gpu = stage->gpu;
+	uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
+	uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
+	uint32_t count = MIN(tail - head, REQUESTS_MAX);
+	for (uint32_t i = 0; i < count; i++) {
+		request_take(stage, &stage->requests[(head + i) % STAGE_ROOM],
+			     &stage->results[gpu->result_end % STAGE_ROOM]);
+		gpu->result_end++;
+	}
+	atomic_store_explicit(&stage->request_head.at, head + count, memory_order_release);
+	if (count > 0)
+		flight_launch(stage, gpu->result_end);
+	while (flight_end(stage))
+		;
+	if (count == 0 && gpu->count > 0)
+		sched_yield();
+	return count > 0 || gpu->count > 0;
+}
