@@ -38,6 +38,11 @@ struct bench_options {
 	uint32_t senders, receivers; /* of mesh; 0: 2 */
 	const char *gpu;	     /* of convert: on this GPU, by number; NULL: on a core */
 	bool alone;		     /* without baselines */
+	/* update: a built-in model (NULL: qwen3-30b-a3b), a scale-th of it (0: all), the rollout's
+	 * scheme or NULL, the trainer's staging, and NCCL's library (NULL: the loader's) */
+	const char *shape, *quant, *nccl;
+	uint32_t scale;
+	uint64_t staging_bytes;
 	bool json;
 	FILE *out;
 };
@@ -72,5 +77,11 @@ int bench_convert(const struct bench_options *options, struct ws_error *err);
  * as many bytes.  In turns; the result is compared with the host's.
  */
 int bench_convert_gpu(const struct bench_options *options, struct ws_error *err);
+
+/*
+ * Whole updates of a model from one GPU to another (or to the same, where there is one), beside one
+ * copy of as many bytes and NCCL's broadcasts.  Forks, before it opens CUDA.
+ */
+int bench_update(const struct bench_options *options, struct ws_error *err);
 
 #endif

@@ -39,6 +39,15 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		 "the receivers are there, where --listen runs"},
 		{"gpu", 0, OPTION_TEXT, &wanted.gpu, "N",
 		 "convert: on this GPU, against a copy within it"},
+		{"shape", 0, OPTION_TEXT, &wanted.shape, "MODEL",
+		 "update: whose tensors (default qwen3-30b-a3b)"},
+		{"scale", 0, OPTION_COUNT, &wanted.scale, "N", "update: an N-th of its bytes"},
+		{"quant", 0, OPTION_TEXT, &wanted.quant, "SCHEME",
+		 "update: the rollout's, as fp8-block"},
+		{"staging-bytes", 0, OPTION_BYTES, &wanted.staging_bytes, "SIZE",
+		 "update: the trainer's (default 64M)"},
+		{"nccl", 0, OPTION_TEXT, &wanted.nccl, "FILE",
+		 "update: NCCL's library (default: the loader's libnccl.so.2)"},
 		{"alone", 0, OPTION_FLAG, &wanted.alone, NULL, "without baselines"},
 		{"json", 0, OPTION_FLAG, &wanted.json, NULL, "one object per row"},
 	};
@@ -55,8 +64,11 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		bench = bench_plan;
 	else if (count == 1 && strcmp(what, "convert") == 0)
 		bench = wanted.gpu != NULL ? bench_convert_gpu : bench_convert;
+	else if (count == 1 && strcmp(what, "update") == 0)
+		bench = bench_update;
 	if (bench == NULL)
-		return say_usage(command, "the benchmarks there are: transfer, plan, convert");
+		return say_usage(command,
+				 "the benchmarks there are: transfer, plan, convert, update");
 	const char **list = NULL;
 	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
@@ -73,10 +85,12 @@ static int bench_run(const struct command *command, int argc, char **argv)
 const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
-	.usage = "transfer|plan|convert [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
+	.usage =
+		"transfer|plan|convert|update [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
 	.more = "transfer: the engine against bare fi_writemsg (fabric), memcpy and libfabric's shm (ipc),\n"
 		"  ib_write_bw (verbs, between two hosts: start one with --listen, the other with --peer).\n"
 		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n"
-		"convert: weights to FP8 and back on one core, by AVX-512, AVX2 and plain C, against memcpy.\n",
+		"convert: weights to FP8 and back on one core, by AVX-512, AVX2 and plain C, against memcpy.\n"
+		"update: a model from one GPU to another, against one copy of its bytes and NCCL's broadcasts.\n",
 	.run = bench_run,
 };
