@@ -54,6 +54,16 @@ static void finish(struct ws_trainer *trainer)
 	say(trainer, false);
 }
 
+/* The report's `begin` ends with the first rollout that is ready, not with another trainer. */
+static void pair_is_ready(struct ws_trainer *trainer, const struct pair *pair)
+{
+	struct push *push = &trainer->push;
+
+	if (push->ready_ns == 0 && pair->member >= trainer->world)
+		push->ready_ns = clock_ns();
+	engine_peer_ready(trainer->engine, pair->peer);
+}
+
 static void join(struct ws_trainer *trainer)
 {
 	struct push *push = &trainer->push;
@@ -79,16 +89,14 @@ static void join(struct ws_trainer *trainer)
 				   &err);
 		return;
 	}
-	push->sent = wire->program.send_count == 0;
+	push->sent = wire->program.send_count == 0 && wire->program.local_count == 0;
 	say(trainer, true);
 	/* Whoever writes to me may from now on; without a body nothing fails. */
 	if (wire->source_count > 0)
 		(void)member_say_ready(trainer->member, push->attempt, NULL, 0, NULL);
 	for (uint32_t i = 0; i < wire->pair_count; i++)
-		if (wire->pairs[i].ready_attempt == push->attempt) {
-			engine_peer_ready(trainer->engine, wire->pairs[i].peer);
-			push->ready_ns = push->ready_ns == 0 ? clock_ns() : push->ready_ns;
-		}
+		if (wire->pairs[i].ready_attempt == push->attempt)
+			pair_is_ready(trainer, &wire->pairs[i]);
 }
 
 void push_begun(struct ws_trainer *trainer)
@@ -128,9 +136,7 @@ void push_ready(struct ws_trainer *trainer, const struct member_event *event)
 	if (push->state != PUSH_JOINED || push->attempt != event->attempt || push->other_version ||
 	    wire->state != WIRE_WIRED)
 		return;
-	if (push->ready_ns == 0)
-		push->ready_ns = clock_ns();
-	engine_peer_ready(trainer->engine, pair->peer);
+	pair_is_ready(trainer, pair);
 }
 
 void push_sent(struct ws_trainer *trainer)
