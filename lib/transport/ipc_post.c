@@ -14,6 +14,8 @@
 
 #include "lib/transport/ipc.h"
 
+#define PIECE_BYTES (UINT64_C(512) << 10) /* which process_vm_writev pins at once */
+
 /* OP_QUEUED: a GPU carries it out, and ipc_gpu.c reports it. */
 enum outcome { OP_SENT, OP_FAILED, OP_NOT_TAKEN, OP_QUEUED };
 
@@ -77,7 +79,11 @@ static bool view_holds(const struct peer *peer, const struct view *view)
 	       view->serial;
 }
 
-/* The gate's element comes first: where the receiver has shut it, nothing behind it is written. */
+/*
+ * The gate's element comes first: where the receiver has shut it, nothing behind it is written.
+ * The kernel pins all pages of an element, copies, and lets go of them: what it knows of each page
+ * should still be in the cache then.
+ */
 static enum outcome call_write(struct peer *peer, const struct op *op, struct failure *failure)
 {
 	static const uint64_t knock = 1;
@@ -85,11 +91,15 @@ static enum outcome call_write(struct peer *peer, const struct op *op, struct fa
 		{.iov_base = (void *)(uintptr_t)&knock, .iov_len = sizeof(knock)},
 		{.iov_base = (void *)(uintptr_t)op->local, .iov_len = op->bytes},
 	};
-	struct iovec to[2] = {
+	struct iovec to[1 + IPC_OP_BYTES_MAX / PIECE_BYTES] = {
 		{.iov_base = (void *)(uintptr_t)peer->gate_there, .iov_len = sizeof(knock)},
-		{.iov_base = (void *)(uintptr_t)op->remote, .iov_len = op->bytes},
 	};
-	ssize_t done = process_vm_writev(peer->pid, from, 2, to, 2, 0);
+	unsigned long count = 1;
+
+	for (uint64_t at = 0; at < op->bytes; at += PIECE_BYTES)
+		to[count++] = (struct iovec){.iov_base = (void *)(uintptr_t)(op->remote + at),
+					     .iov_len = MIN(PIECE_BYTES, op->bytes - at)};
+	ssize_t done = process_vm_writev(peer->pid, from, 2, to, count, 0);
 
 	if (done >= 0 && (size_t)done == sizeof(knock) + op->bytes)
 		return OP_SENT;
