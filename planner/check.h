@@ -113,7 +113,7 @@ struct checking {
 	struct idmap reach_map;	    /* by form's address: index in reaches */
 	struct vec reaches;	    /* of const struct reach * */
 	struct idmap forms;	    /* rule and form id: the form was looked at */
-	struct idmap schemes;	    /* trainer's tensor and layer: the rollout's tensor */
+	uint32_t *quantized;	    /* by trainers' tensor: rollouts' of that name, met last, + 1 */
 	struct tables_view *tables; /* by trainer; made when asked for */
 	struct vec boxes;	    /* of struct box_node: blocks that are needed */
 	/* of the member at hand */

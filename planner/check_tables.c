@@ -45,19 +45,16 @@ static const struct quant_scheme *scheme_of(struct checking *checking, uint32_t 
 					    const struct spot_tensor *tensor)
 {
 	const struct manifest *rollout = checking->plan->input.rollout;
-	uint64_t key = (uint64_t)tensor_index << 32 | (uint32_t)(tensor->layer + 1);
-	uint32_t found = idmap_get(&checking->schemes, key);
+	uint32_t *last = &checking->quantized[tensor_index];
 
-	if (found != NONE)
-		return manifest_tensor_scheme(rollout, found);
+	if (*last > 0 && names(manifest_tensor(rollout, *last - 1), tensor, false))
+		return manifest_tensor_scheme(rollout, *last - 1);
 	for (int slowly = 0; slowly < 2; slowly++)
 		for (uint32_t i = 0; i < manifest_tensor_count(rollout); i++) {
 			if (manifest_tensor_scheme(rollout, i) == NULL ||
 			    !names(manifest_tensor(rollout, i), tensor, slowly == 1))
 				continue;
-			/* What is found slowly may differ by expert: it isn't kept. */
-			if (slowly == 0 && idmap_put(&checking->schemes, key, i) != 0)
-				return NULL;
+			*last = i + 1;
 			return manifest_tensor_scheme(rollout, i);
 		}
 	return NULL;
@@ -295,10 +292,14 @@ int check_tables(struct checking *checking, uint32_t trainer, struct tables_view
 	*out = NULL;
 	if (plan->tables == NULL || !plan->tables[trainer].known)
 		return 0;
-	if (checking->tables == NULL)
+	if (checking->tables == NULL) {
+		checking->quantized =
+			arena_array(&checking->arena, manifest_tensor_count(plan->input.trainer),
+				    sizeof(*checking->quantized));
 		checking->tables = arena_array(&checking->arena, plan->trainer_count,
 					       sizeof(*checking->tables));
-	if (checking->tables == NULL)
+	}
+	if (checking->tables == NULL || checking->quantized == NULL)
 		return plan_no_memory(checking->err);
 	struct tables_view *view = &checking->tables[trainer];
 	*out = view;

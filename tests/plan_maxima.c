@@ -4,6 +4,7 @@
  * tensor, for random layouts and for those of frameworks; and nothing more is told than that
  * takes.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "tests/maxima_world.h"
@@ -26,6 +27,42 @@ START_TEST(shards_of_any_kind_give_the_codes_of_the_whole)
 	maxima_compare(&world);
 	maxima_lean(&world);
 	maxima_close(&world);
+	shards_close(&shards);
+}
+END_TEST
+
+/* Every allocation of planning and checking fails once, with a sentence and without a leak. */
+START_TEST(any_allocation_may_fail)
+{
+	struct shards_world shards;
+	struct ws_error err;
+
+	shards_open(&shards, (uint32_t)_i);
+	uint32_t members[] = {0, shards.a * shards.b, PLAN_ALL};
+	for (size_t m = 0; m < ARRAY_SIZE(members); m++) {
+		/* Manifests remember their forms. */
+		struct plan *first;
+		ck_ok(plan_make(&first, &shards.input, members[m], NULL, &err), err);
+		ck_ok(plan_check(first, NULL, &err), err);
+		plan_free(first);
+		uint64_t live = mem_live_count();
+		int rc = -ENOMEM;
+		for (int64_t n = 0; rc != 0; n++) {
+			struct plan *plan = NULL;
+			ck_assert_int_lt(n, 20000);
+			mem_fail_nth(n);
+			rc = plan_make(&plan, &shards.input, members[m], NULL, &err);
+			if (rc == 0)
+				rc = plan_check(plan, NULL, &err);
+			mem_fail_nth(-1);
+			plan_free(plan);
+			if (rc != 0 && rc != -ENOMEM)
+				ck_abort_msg("allocation %d of member %u: %s", (int)n, members[m],
+					     err.text);
+			if (mem_live_count() != live)
+				ck_abort_msg("allocation %d leaks", (int)n);
+		}
+	}
 	shards_close(&shards);
 }
 END_TEST
@@ -113,6 +150,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(random, 120);
 	tcase_add_loop_test(random, shards_of_any_kind_give_the_codes_of_the_whole, 0, SEEDS);
+	tcase_add_loop_test(random, any_allocation_may_fail, 0, 6);
 	suite_add_tcase(tests, random);
 	tcase_set_timeout(real, 300);
 	tcase_add_loop_test(real, shards_of_frameworks_give_the_codes_of_the_whole, 0,

@@ -4,6 +4,7 @@
  * refused.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "planner/plan_internal.h"
@@ -107,6 +108,58 @@ START_TEST(a_scale_from_who_holds_nothing_of_its_block_is_seen)
 }
 END_TEST
 
+#define SCHEME(kind) "\"schemes\":{\"q\":{\"kind\":" kind ",\"fmt\":\"e4m3\",\"scale\":\"f32\"}},"
+#define CODES(x)     "\"params\":[{\"p\":\"w\",\"q\":\"q\",\"dtype\":\"f8e4m3\",\"x\":" x "}]"
+
+/* The scale of a row is that of all its columns, wanted or not. */
+START_TEST(a_block_that_trainers_hold_a_part_of_is_missing)
+{
+	struct pair_world pair;
+
+	pair_open(&pair, W("[64,256]"), 1, PARAM("[\"r\",[\"t\",\"w\"],1,0,100]"), 1,
+		  SCHEME("\"channel\"") CODES("[\"r\",[\"t\",\"w\"],1,0,100]"));
+	ck_assert_str_eq(pair_refused(&pair, "missing"),
+			 "rollout rank 0's 'w' needs [0:64, 100:256] of 'w', which no trainer "
+			 "rank holds");
+	pair_close(&pair);
+}
+END_TEST
+
+/* 64 rows a rank tear a block of 128; of 32 they don't, and shards of 103 rows tell each other. */
+START_TEST(a_smaller_block_plans_where_a_larger_one_is_torn)
+{
+	static const char *const blocks[] = {"\"block\",\"block\":[128,128]",
+					     "\"block\",\"block\":[32,32]"};
+	const char *rows = "[\"s\",[\"t\",\"w\"],0,\"n\"]";
+	struct pair_world pair;
+	char target[512], whole[1024];
+
+	snprintf(target, sizeof(target), SCHEME("%s") CODES("%s"), blocks[0], rows);
+	snprintf(whole, sizeof(whole),
+		 "{\"ws_manifest\":1,\"side\":\"rollout\",\"framework\":\"hand\","
+		 "\"model\":\"hand\",\"world\":8,\"tensors\":[" W(
+			 "[512,256]") "],"
+				      "\"meshes\":{\"m\":{\"axes\":[[\"n\",8]]}},%s}",
+		 target);
+	struct manifest *torn = NULL;
+	struct ws_error err;
+	ck_fails(manifest_parse(&torn, whole, strlen(whole), NULL, &err), -EINVAL, err);
+	ck_assert_msg(strstr(err.text, "the largest size of axis 'n' that works is 4, not 8") !=
+			      NULL,
+		      "%s", err.text);
+	snprintf(target, sizeof(target), SCHEME("%s") CODES("%s"), blocks[1], rows);
+	pair_open(&pair, W("[512,256]"), 5,
+		  PARAM("[\"s\",[\"t\",\"w\"],0,\"n\",{\"mode\":\"chunk\"}]"), 8, target);
+	struct plan *all = pair_plan(&pair, PLAN_ALL);
+	ck_ok(plan_check(all, &pair.findings, &pair.err), pair.err);
+	/* each of four borders tears a row of 8 blocks, and either side tells the other */
+	ck_assert_uint_eq(plan_totals(all)->maxima_pairs, 2 * 4);
+	ck_assert_uint_eq(plan_totals(all)->maxima_bytes, 2 * 4 * 8 * 4);
+	plan_free(all);
+	pair_close(&pair);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *tests = suite_create("plan_quant");
@@ -116,6 +169,8 @@ Suite *suite(void)
 	tcase_add_test(quant, codes_come_from_every_holder_and_each_scale_from_one);
 	tcase_add_test(quant, codes_are_made_of_floats_only);
 	tcase_add_test(quant, a_scale_from_who_holds_nothing_of_its_block_is_seen);
+	tcase_add_test(quant, a_block_that_trainers_hold_a_part_of_is_missing);
+	tcase_add_test(quant, a_smaller_block_plans_where_a_larger_one_is_torn);
 	suite_add_tcase(tests, quant);
 	return tests;
 }
