@@ -20,6 +20,7 @@ APT_BUILD = gcc make pkg-config libfabric-dev libibverbs-dev ibverbs-providers l
 APT_demo = $(APT_BUILD) openmpi-bin
 APT_check-roce = $(APT_BUILD) check python3 ?qemu-system-x86 ?busybox-static kmod cpio iproute2 rdma-core perftest
 APT_check = $(APT_demo) $(APT_check-roce) python3-venv ?chromium-headless-shell
+APT_check-gpu = $(APT_demo) check python3
 APT_bench = $(APT_demo)
 APT_ci = $(APT_check) clang clang-format clang-tidy libclang-rt-14-dev valgrind mandoc spin
 
@@ -176,6 +177,10 @@ check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two vi
 	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(ROCE_TESTS:%=build-address,undefined/tests/%)
 	sh tests/roce.sh $(BUILD) '$(PATTERN)'
 
+GPU_TESTS := $(filter $(BUILD)/tests/gpu_%,$(TESTS))
+check-gpu: all $(GPU_TESTS) ## on a machine with a GPU: CUDA's tests, compute-sanitizer, updates between GPUs
+	sh tests/gpu.sh $(BUILD)
+
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
 	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'
 
@@ -227,4 +232,4 @@ clean: ## removes every build folder
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check check-roce demo layers ci bench format format-check tidy install libs clean help
+.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install libs clean help

@@ -265,6 +265,7 @@ Suite *suite(void)
 	tcase_add_test(tc, what_cannot_be_shared_is_named);
 	suite_add_tcase(s, tc);
 	/* On its own, for compute-sanitizer to leave out. */
+	tcase_set_tags(faults, "fault");
 	tcase_set_timeout(faults, 120);
 	tcase_add_test(faults, a_fault_of_the_gpu_is_an_error_and_stays_one);
 	suite_add_tcase(s, faults);

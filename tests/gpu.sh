@@ -1,0 +1,63 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# On a machine with a GPU: the test programs that need one, the same under compute-sanitizer where it is,
+# and whole updates with params on GPUs, verified byte for byte.  Without a GPU it fails: it was asked for.
+. "$(dirname "$0")/lib.sh"
+. "$tests/update_lib.sh"
+
+programs() {
+	for program in "$build"/tests/gpu_*; do
+		case $program in *.o | *.d) continue ;; esac
+		name=$(basename "$program")
+		timeout 300 "$program" >"$work/log" 2>&1
+		case $? in
+		0) passed "$name" ;;
+		77) failed "$name" "$(tail -n 1 "$work/log")" ;;
+		*) failed "$name" "its checks" "$work/log" 30 ;;
+		esac
+	done
+}
+
+# Faults of the GPU are made on purpose in cases of their own, which it is right to report.
+sanitized() {
+	command -v compute-sanitizer >/dev/null || {
+		echo "skip compute-sanitizer: it isn't installed"
+		return
+	}
+	for tool in memcheck racecheck initcheck; do
+		for name in gpu_memory gpu_convert gpu_quantize; do
+			CK_EXCLUDE_TAGS=fault timeout 400 compute-sanitizer --tool $tool \
+				--target-processes all --error-exitcode 9 "$build/tests/$name" >"$work/log" 2>&1 &&
+				passed "$name under $tool" || failed "$name under $tool" "it reports errors" "$work/log" 30
+		done
+	done
+}
+
+# update TITLE TRAINER ROLLOUT [RUN OPTIONS..]: with the trainer's and the rollout's options
+update() {
+	title=$1 trainer=$2 rollout=$3
+	shift 3
+	manifests "$title" "$qwen" "$trainer" "$rollout" && make_plan "$title" 1 || return
+	run_over "$title" "$qwen" 1 ipc "$@"
+}
+
+programs
+sanitized
+synth qwen3-30b-a3b 1/512
+qwen=$work/qwen3-30b-a3b
+fsdp="--layout fsdp2 --mesh dp=2" tp="--layout vllm --mesh tp=2"
+update "bf16, GPU to GPU, double" "$fsdp" "$tp" --trainer-memory cuda --rollout-memory cuda
+update "bf16, GPU to GPU, in place" "$fsdp" "$tp" --trainer-memory cuda --rollout-memory cuda --inplace
+update "bf16, all on one GPU" "$fsdp" "$tp" --trainer-memory cuda:0 --rollout-memory cuda:0
+update "bf16, host to GPU" "$fsdp" "$tp" --rollout-memory cuda
+update "bf16, pinned host to GPU" "$fsdp" "$tp" --trainer-memory pinned --rollout-memory cuda --inplace
+update "bf16, GPU to host" "$fsdp" "$tp" --trainer-memory cuda
+update "f32 cast to bf16 on a GPU" "$fsdp --dtype f32" "$tp --cast f32:bf16" --trainer-memory cuda --rollout-memory cuda
+for scheme in fp8-block fp8-block-ue8m0 fp8-channel fp8-tensor; do
+	update "$scheme, GPU to GPU" "$fsdp" "$tp --quant $scheme" --trainer-memory cuda --rollout-memory cuda
+done
+update "fp8-block of flat ranges, in place" "--layout zero3 --mesh dp=3" "$tp --quant fp8-block" \
+	--trainer-memory cuda --rollout-memory cuda --inplace
+update "fp8-block, small staging" "--layout megatron --mesh tp=2" "--layout sglang --mesh tp=2,ep=2 --quant fp8-block" \
+	--trainer-memory cuda --rollout-memory cuda --staging-bytes 2M --recv-staging-bytes 4M
+exit "$failures"
