@@ -92,6 +92,32 @@ START_TEST(a_trainer_that_has_not_joined_is_not_ready_and_is_waited_for)
 }
 END_TEST
 
+/* Both stand still.  Who waits for another is named only where all do, and what for. */
+START_TEST(a_trainer_that_stands_still_is_named_before_one_that_waits_for_it)
+{
+	struct world world;
+	world_open(&world, 2, 1, 1, &(struct hub_options){.min_replicas = 1, .phase_ms = 700});
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	for (uint32_t i = 0; i < 2; i++)
+		world.actor[i].mute = true;
+	member_say_waiting(world.actor[0].member, "got 0 of 1 ops of maxima from trainer 1");
+	if (_i == 1)
+		member_say_waiting(world.actor[1].member, "has maxima for trainer 0");
+	world_push(&world, 1);
+	ck_assert(world_run(&world, push_ended, NULL));
+	for (uint32_t i = 0; i < 2; i++) {
+		const char *text = push_error(&world, i)->text;
+		const char *says = _i == 1 ? "trainer 0 hasn't sent all of version 1"
+					   : "trainer 1 hasn't sent all of version 1";
+		ck_assert_msg(strstr(text, says) != NULL, "%s", text);
+		ck_assert_msg(_i == 0 || strstr(text, "s: it got 0 of 1 ops of maxima from "
+						      "trainer 1; rollout 0.0 waits") != NULL,
+			      "%s", text);
+	}
+	world_close(&world);
+}
+END_TEST
+
 static bool next_is_gone(const struct world *world, const void *arg)
 {
 	(void)world;
@@ -141,6 +167,8 @@ Suite *suite(void)
 	tcase_add_test(forward, ranks_of_a_replica_hear_each_others_ready);
 	tcase_add_test(forward, trainers_hear_each_others_ready_in_each_attempt);
 	tcase_add_test(forward, a_trainer_that_has_not_joined_is_not_ready_and_is_waited_for);
+	tcase_add_loop_test(
+		forward, a_trainer_that_stands_still_is_named_before_one_that_waits_for_it, 0, 2);
 	tcase_add_test(forward, who_waits_for_a_dropped_replica_is_dropped_and_named);
 	tcase_set_timeout(forward, 60);
 	suite_add_tcase(tests, forward);
