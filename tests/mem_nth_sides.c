@@ -56,7 +56,7 @@ static void given_make(void)
 	const struct manifest_options trainer = {
 		.side = SIDE_TRAINER, .layout = "fsdp2", .mesh = "dp=1"};
 	const struct manifest_options rollout = {
-		.side = SIDE_ROLLOUT, .layout = "vllm", .mesh = "tp=1"};
+		.side = SIDE_ROLLOUT, .layout = "vllm", .mesh = "tp=1", .quant = "fp8-block"};
 	struct model *whole, *model;
 	struct ws_error err = {0};
 
