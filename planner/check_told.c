@@ -235,6 +235,22 @@ static int teller_add(struct told *told, uint32_t teller, uint32_t table, const 
 
 /* ---- What goes in and out. */
 
+/* A claim to blocks of one of the kind's tables, counted from where the table begins. */
+static int known_add(struct vec *list, const struct tables_view *view, uint32_t kind,
+		     const struct claim *claim, uint32_t teller)
+{
+	struct known_box *known = vec_add(list, sizeof(*known));
+
+	if (known == NULL)
+		return -ENOMEM;
+	*known = (struct known_box){.table = view->kinds[kind].first + claim->piece,
+				    .teller = teller,
+				    .box = claim->box};
+	for (uint32_t d = 0; d < claim->box.dim_count; d++)
+		known->box.offset[d] += view->pieces[known->table].offset[d];
+	return 0;
+}
+
 /* All maxima between the trainer and others: what comes, or what goes. */
 static int pair_walk(struct told *told, const struct pair_state *state, bool receives)
 {
@@ -264,19 +280,8 @@ static int pair_walk(struct told *told, const struct pair_state *state, bool rec
 		}
 		for (size_t i = 0; rc == 0 && i < account.claims.count; i++) {
 			const struct claim *claim = (const struct claim *)account.claims.items + i;
-			struct known_box *known =
-				vec_add(receives ? &told->told : &told->tells, sizeof(*known));
-			if (known == NULL)
-				rc = -ENOMEM;
-			else
-				*known = (struct known_box){.table = told->view->kinds[k].first +
-								     claim->piece,
-							    .teller = sender,
-							    .box = claim->box};
-			const struct piece *piece =
-				known == NULL ? NULL : &told->view->pieces[known->table];
-			for (uint32_t d = 0; piece != NULL && d < piece->dim_count; d++)
-				known->box.offset[d] += piece->offset[d];
+			rc = known_add(receives ? &told->told : &told->tells, told->view, k, claim,
+				       sender);
 		}
 	}
 	vec_release(&account.claims);

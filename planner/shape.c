@@ -237,9 +237,10 @@ static int emit_direct(struct emit *emit, const struct raw *raw)
 	return emit_copy(emit, &copy, raw);
 }
 
-/* The raw is the first of several alike, each `step` steps of a dim of `whole` further. */
+/* The raw is the first of several alike, each `step` steps of a dim of `whole` further.  part_dim:
+ * which dim of the raw's that is, or NONE. */
 static int raw_repeat(struct planning *planning, struct raw *raw, const struct raw *whole,
-		      uint32_t dim, uint64_t count, uint64_t step)
+		      uint32_t dim, uint32_t part_dim, uint64_t count, uint64_t step)
 {
 	const struct plan_blocks *blocks = whole->part.blocks;
 
@@ -257,7 +258,7 @@ static int raw_repeat(struct planning *planning, struct raw *raw, const struct r
 				    .first = raw->part.blocks->first[dim],
 				    .step = step,
 				    .stride = blocks->stride[dim],
-				    .dim = dim};
+				    .dim = part_dim};
 	raw->turn = turn;
 	return 0;
 }
@@ -280,8 +281,6 @@ static int part_shift(struct planning *planning, struct plan_part *part, uint32_
 static int run_make(struct planning *planning, const struct raw *raw, uint32_t along,
 		    const uint64_t *at, struct raw *run)
 {
-	struct plan_blocks blocks;
-
 	*run = *raw;
 	for (uint32_t d = 0; d < along; d++) {
 		if (part_shift(planning, &run->part, d, at[d]) != 0)
@@ -289,16 +288,13 @@ static int run_make(struct planning *planning, const struct raw *raw, uint32_t a
 		run->part.extent[d] = 1;
 	}
 	run->part.extent[along] = 1;
-	int rc = raw_repeat(planning, run, raw, along, raw->part.extent[along], 1);
-	if (rc != 0)
-		return rc;
+	if (raw_repeat(planning, run, raw, along, NONE, raw->part.extent[along], 1) != 0)
+		return -ENOMEM;
 	if (raw->part.blocks == NULL) {
 		shape_normalize(run, NULL);
 		return 0;
 	}
-	if (run->turn != NULL)
-		((struct block_turn *)run->turn)->dim = NONE;
-	blocks = *run->part.blocks;
+	struct plan_blocks blocks = *run->part.blocks;
 	shape_normalize(run, &blocks);
 	run->part.blocks = blocks_keep(planning, &blocks);
 	return run->part.blocks == NULL ? -ENOMEM : 0;
@@ -366,7 +362,7 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 		/* Pieces alike are one that repeats, unless they are cut again. */
 		times = row_bytes > slot_bytes || rows - at < step ? 1 : (rows - at) / step;
 		times = MIN(times, UINT32_MAX);
-		int rc = raw_repeat(planning, &cut, raw, dim, times, step);
+		int rc = raw_repeat(planning, &cut, raw, dim, dim, times, step);
 		if (rc == 0)
 			rc = ring_add(planning, &cut, dim + 1);
 		if (rc != 0)
@@ -467,12 +463,9 @@ int shape_segment(struct planning *planning, uint32_t kind, const struct raw *co
 	*segment_out = (struct segment){.kind = kind, .copy_first = planning->plan->copies.count};
 	if (merge_boxes(planning, raws, count) != 0)
 		return plan_no_memory(err);
-	int rc = 0;
-	if (raws[0]->part.kind == PART_MAXIMA)
-		rc = emit_inbox(&emit);
-	else
-		rc = emit_straight(&emit);
-	if (rc == 0 && raws[0]->part.kind != PART_MAXIMA)
+	bool maxima = raws[0]->part.kind == PART_MAXIMA;
+	int rc = maxima ? emit_inbox(&emit) : emit_straight(&emit);
+	if (rc == 0 && !maxima)
 		rc = emit_ring(&emit);
 	if (rc == -E2BIG)
 		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");
