@@ -177,6 +177,9 @@ check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two vi
 	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(ROCE_TESTS:%=build-address,undefined/tests/%)
 	sh tests/roce.sh $(BUILD) '$(PATTERN)'
 
+check-gpu: $(filter $(BUILD)/tests/gpu_%,$(TESTS)) ## on a machine with GPUs: their tests, compute-sanitizer, PyTorch's bits
+	sh tests/gpu.sh $(BUILD)
+
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
 	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'
 
@@ -228,4 +231,4 @@ clean: ## removes every build folder
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check check-roce demo layers ci bench format format-check tidy install libs clean help
+.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install libs clean help

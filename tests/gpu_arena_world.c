@@ -3,12 +3,18 @@
 #include "tests/gpu_arena_world.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ARENA_BYTES ((size_t)256 << 20)
 #define WAIT_NS	    (UINT64_C(60) * 1000000000)
 
 static struct ws_error error;
+
+bool arena_is_watched(void)
+{
+	return getenv("WS_GPU_FEW") != NULL;
+}
 
 void arena_open(struct gpu_arena *arena, uint32_t move_max)
 {

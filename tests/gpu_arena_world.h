@@ -15,6 +15,9 @@ struct gpu_arena {
 	struct CUstream_st *stream;
 };
 
+/* Under compute-sanitizer (WS_GPU_FEW), where all takes long: fewer of the same. */
+bool arena_is_watched(void);
+
 void arena_open(struct gpu_arena *arena, uint32_t move_max);
 void arena_close(struct gpu_arena *arena);
 

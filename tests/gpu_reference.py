@@ -37,6 +37,7 @@ def stored_scale(scale, dtype):
     if dtype == "f8e8m0":
         exponent = torch.frexp(scale.double())[1] - 1
         bits = (exponent + 127).clamp(0, 254).to(torch.uint8)
+        bits = torch.where(scale == 0, torch.zeros_like(bits), bits)
         bits = torch.where(torch.isfinite(scale), bits, torch.full_like(bits, 0xff))
         value = torch.exp2(bits.double() - 127).float()
         return bits, torch.where(bits == 0xff, torch.full_like(value, float("nan")), value)

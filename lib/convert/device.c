@@ -12,23 +12,23 @@
 #include "lib/convert/task.h"
 #include "lib/cuda/cuda.h"
 
-#define TASK_COUNT_MAX (1u << 31) /* elements of a task, or words: all fits into 32 bits */
-#define TILE_COUNT_MAX (1u << 31) /* of a batch */
+#define TASK_COUNT_MAX (1u << 31)	/* elements of a task, or words: all fits into 32 bits */
+#define TILE_COUNT_MAX ((1u << 31) - 1) /* of a batch: what a grid can have */
+
+/* One kernel each: moves in tiles, and whole blocks of elements of 2 bytes and of 4. */
+enum { TILED, WHOLE_2, WHOLE_4, TABLES };
 
 /* The tasks of one kernel: in page-locked memory as they are made, and on the GPU. */
 struct table {
 	struct task *tasks, *device_tasks;
 	uint32_t *first_tile, *device_first_tile;
 	uint32_t count, uploaded;
-	bool has_f32;
 };
 
 struct device_batch {
 	int device;
 	uint32_t move_max; /* of each table */
-	struct table tiled, whole;
-	uint32_t tiled_blocks;		  /* of threads, which fill the GPU */
-	struct whole_grid whole_grids[2]; /* with elements of 2 bytes only, with some of 4 */
+	struct table tables[TABLES];
 	struct CUevent_st *done;
 	void *pinned, *memory; /* owned; all tables lie in them */
 };
@@ -102,6 +102,13 @@ static bool is_words(const struct move *move)
 	       move->kind == MOVE_SCALE;
 }
 
+static void swap_dims(struct task_dim *a, struct task_dim *b)
+{
+	struct task_dim dim = *a;
+	*a = *b;
+	*b = dim;
+}
+
 static void task_make(struct task *task, const struct move *move, const struct box *box,
 		      uint32_t from_bytes)
 {
@@ -134,6 +141,8 @@ static void task_make(struct task *task, const struct move *move, const struct b
 			.each = one_block ? 0 : (uint32_t)dim->each,
 			.first = one_block ? 0 : (uint32_t)dim->first,
 		};
+		if (d > 1 && task->dims[d].extent > task->dims[1].extent)
+			swap_dims(&task->dims[d], &task->dims[1]);
 	}
 }
 
@@ -159,23 +168,22 @@ static uint32_t width_bits_of(uint32_t columns)
  * needs fewer tiles.  Returns how many. */
 static uint64_t tiles_cut(struct task *task)
 {
-	uint64_t rows = 1;
-	for (uint32_t d = 1; d < task->dim_count; d++)
-		rows *= task->dims[d].extent;
-	task->rows = (uint32_t)rows;
+	uint64_t planes = 1;
+	for (uint32_t d = 2; d < task->dim_count; d++)
+		planes *= task->dims[d].extent;
+	task->rows = task->dim_count > 1 ? task->dims[1].extent : 1;
 	task->columns = (uint32_t)ceiling(task->dims[0].extent, task->unit);
 	task->width_bits = width_bits_of(task->columns);
 	task->row_step = TASK_THREADS >> task->width_bits;
 	task->strips = (uint32_t)ceiling(task->columns, 1u << task->width_bits);
-	uint64_t banded = ceiling(rows, task->row_step * TASK_PASSES) * task->strips;
+	task->bands = (uint32_t)ceiling(task->rows, (uint64_t)task->row_step * TASK_PASSES);
 	uint64_t strips = ceiling(task->columns, TASK_TILE_UNITS);
-	if (banded <= rows * strips)
-		return banded;
-	task->width_bits = TASK_THREADS_BITS;
-	task->row_step = 0;
-	task->column_step = TASK_THREADS;
-	task->strips = (uint32_t)strips;
-	return rows * strips;
+	if ((uint64_t)task->bands * task->strips > task->rows * strips) {
+		task->row_step = 0;
+		task->strips = (uint32_t)strips;
+		task->bands = task->rows;
+	}
+	return planes * task->bands * task->strips;
 }
 
 /* A tile is a block; returns 0 if the kernel can't hold one. */
@@ -255,7 +263,7 @@ static bool long_block_find(const struct box *box, uint32_t *dim_out, uint64_t *
 static int box_add(struct device_batch *batch, struct table *table, const struct move *move,
 		   struct box *box, uint32_t from_bytes, struct ws_error *err)
 {
-	bool is_whole = table == &batch->whole;
+	bool is_whole = table != &batch->tables[TILED];
 	struct box rest;
 	uint64_t at;
 	uint32_t d;
@@ -272,7 +280,6 @@ static int box_add(struct device_batch *batch, struct table *table, const struct
 		return table_full(batch, err);
 	struct task *task = &table->tasks[table->count];
 	task_make(task, move, box, from_bytes);
-	task->is_whole = is_whole;
 	uint64_t tiles = is_whole ? blocks_cut(task) : tiles_cut(task);
 	if (tiles == 0)
 		return ws_fail(err, -ENOTSUP,
@@ -280,6 +287,7 @@ static int box_add(struct device_batch *batch, struct table *table, const struct
 			       "quantized at once: find their maxima first");
 	if (tiles > TILE_COUNT_MAX - table->first_tile[table->count])
 		return table_full(batch, err);
+	task->first_tile = table->first_tile[table->count];
 	table->first_tile[table->count + 1] = table->first_tile[table->count] + (uint32_t)tiles;
 	table->count++;
 	return 0;
@@ -338,18 +346,14 @@ int device_batch_add(struct device_batch *batch, const struct move *move, struct
 	if (!maxima_are_aligned(move))
 		return ws_fail(err, -EINVAL, "maxima on GPU %d aren't aligned to 4 bytes",
 			       batch->device);
-	return move_add(batch, &batch->tiled, move, err);
+	return move_add(batch, &batch->tables[TILED], move, err);
 }
 
 int device_batch_add_whole(struct device_batch *batch, const struct move *move, void *scales,
 			   const int64_t *scale_stride, struct ws_error *err)
 {
-	bool is_f32 = move->from == WS_F32;
 	if (move->kind != MOVE_QUANTIZE || !convert_can(move))
 		return cannot(batch, move, err);
-	if (batch->whole_grids[is_f32].block_count == 0)
-		return ws_fail(err, -ENOTSUP, "a block doesn't fit into GPU %d's shared memory",
-			       batch->device);
 	/* The normal form with the scales as the table. */
 	struct blocks blocks = *move->blocks;
 	struct move whole = *move;
@@ -357,10 +361,8 @@ int device_batch_add_whole(struct device_batch *batch, const struct move *move, 
 	memcpy(blocks.stride, scale_stride, move->dim_count * sizeof(*scale_stride));
 	whole.kind = MOVE_DEQUANTIZE;
 	whole.blocks = &blocks;
-	int rc = move_add(batch, &batch->whole, &whole, err);
-	if (rc == 0 && is_f32)
-		batch->whole.has_f32 = true;
-	return rc;
+	return move_add(batch, &batch->tables[move->from == WS_F32 ? WHOLE_4 : WHOLE_2], &whole,
+			err);
 }
 
 /* ---------------------------------------------------------------- launching */
@@ -394,17 +396,15 @@ int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
 			struct ws_error *err)
 {
 	int rc = cuda_use(batch->device, err);
-	if (rc == 0)
-		rc = table_upload(&batch->tiled, stream, err);
-	if (rc == 0)
-		rc = table_upload(&batch->whole, stream, err);
-	if (rc != 0)
-		return rc;
-	struct task_list tiled = list_of(&batch->tiled), whole = list_of(&batch->whole);
-	if (tiled.tile_count > 0)
-		rc = tiles_launch(batch->tiled_blocks, &tiled, stream, err);
-	if (rc == 0 && whole.tile_count > 0)
-		rc = whole_launch(&batch->whole_grids[batch->whole.has_f32], &whole, stream, err);
+	for (uint32_t i = 0; rc == 0 && i < TABLES; i++)
+		rc = table_upload(&batch->tables[i], stream, err);
+	for (uint32_t i = 0; rc == 0 && i < TABLES; i++) {
+		struct task_list list = list_of(&batch->tables[i]);
+		if (list.tile_count == 0)
+			continue;
+		rc = i == TILED ? tiles_launch(&list, stream, err)
+				: whole_launch(&list, i == WHOLE_2 ? 2 : 4, stream, err);
+	}
 	return rc != 0 ? rc : cuda_event_record(batch->done, stream, err);
 }
 
@@ -413,16 +413,10 @@ int device_batch_done(struct device_batch *batch, struct ws_error *err)
 	return cuda_event_done(batch->done, err);
 }
 
-static void table_clear(struct table *table)
-{
-	table->count = table->uploaded = 0;
-	table->has_f32 = false;
-}
-
 void device_batch_clear(struct device_batch *batch)
 {
-	table_clear(&batch->tiled);
-	table_clear(&batch->whole);
+	for (uint32_t i = 0; i < TABLES; i++)
+		batch->tables[i].count = batch->tables[i].uploaded = 0;
 }
 
 /* ---------------------------------------------------------------- opening */
@@ -436,16 +430,15 @@ void device_batch_close(struct device_batch *batch)
 	mem_free(batch);
 }
 
-/* Where a table's two arrays lie from an offset on; returns the offset behind them. */
-static size_t table_place(struct table *table, uint32_t move_max, uint8_t *pinned, uint8_t *memory,
-			  size_t offset)
+static void table_place(struct table *table, uint32_t move_max, uint8_t *pinned, uint8_t *memory,
+			size_t tasks)
 {
-	size_t first_tile = offset + move_max * sizeof(struct task);
-	table->tasks = (struct task *)(void *)(pinned + offset);
-	table->device_tasks = (struct task *)(void *)(memory + offset);
+	size_t first_tile = tasks + move_max * sizeof(struct task);
+	table->tasks = (struct task *)(void *)(pinned + tasks);
+	table->device_tasks = (struct task *)(void *)(memory + tasks);
 	table->first_tile = (uint32_t *)(void *)(pinned + first_tile);
 	table->device_first_tile = (uint32_t *)(void *)(memory + first_tile);
-	return align_up(first_tile + (move_max + (size_t)1) * sizeof(uint32_t), 256);
+	table->first_tile[0] = 0;
 }
 
 int device_batch_open(struct device_batch **batch_out, int device, uint32_t move_max,
@@ -461,20 +454,16 @@ int device_batch_open(struct device_batch **batch_out, int device, uint32_t move
 	batch->move_max = move_max;
 	int rc = cuda_event_open(device, &batch->done, err);
 	if (rc == 0)
-		rc = tiles_fill(&batch->tiled_blocks, err);
-	for (uint32_t f32 = 0; rc == 0 && f32 < 2; f32++)
-		rc = whole_fill(f32 != 0, &batch->whole_grids[f32], err);
+		rc = cuda_pinned_alloc(TABLES * table_bytes, &batch->pinned, err);
 	if (rc == 0)
-		rc = cuda_pinned_alloc(2 * table_bytes, &batch->pinned, err);
-	if (rc == 0)
-		rc = cuda_alloc(device, 2 * table_bytes, &batch->memory, err);
+		rc = cuda_alloc(device, TABLES * table_bytes, &batch->memory, err);
 	if (rc != 0) {
 		device_batch_close(batch);
 		return rc;
 	}
-	size_t second = table_place(&batch->tiled, move_max, batch->pinned, batch->memory, 0);
-	table_place(&batch->whole, move_max, batch->pinned, batch->memory, second);
-	batch->tiled.first_tile[0] = batch->whole.first_tile[0] = 0;
+	for (uint32_t i = 0; i < TABLES; i++)
+		table_place(&batch->tables[i], move_max, batch->pinned, batch->memory,
+			    i * table_bytes);
 	*batch_out = batch;
 	return 0;
 }

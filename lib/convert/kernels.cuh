@@ -27,12 +27,19 @@ static __device__ uint32_t task_of(const struct task_list &list, uint32_t tile)
 	return found;
 }
 
-/* As it lies in memory: words side by side, or one element in the low bits of words[0]. */
-template <int N> struct raw {
-	uint32_t words[N];
-};
+/* A block of threads has one tile: copies its task to shared memory, all words at once, and returns
+ * the tile's number in it. */
+static __device__ uint32_t task_fetch(const struct task_list &list, struct task *task)
+{
+	uint32_t found = task_of(list, blockIdx.x);
 
-/* By the hardware where it gives the host's bits: its NaNs don't keep the payload. */
+	for (uint32_t i = threadIdx.x; i < sizeof(*task) / 4; i += TASK_THREADS)
+		((uint32_t *)task)[i] = ((const uint32_t *)&list.tasks[found])[i];
+	__syncthreads();
+	return blockIdx.x - task->first_tile;
+}
+
+/* By the hardware, but for the payload of a NaN. */
 static __device__ uint32_t f32_of_half(uint16_t value)
 {
 	uint32_t bits;
@@ -43,51 +50,88 @@ static __device__ uint32_t f32_of_half(uint16_t value)
 	return bits;
 }
 
-/* What lies in memory as the bits of f32; a signalling NaN of a bf16 stays one. */
-template <int N>
-static __device__ void floats_of(enum ws_dtype from, const struct raw<N> &raw, uint32_t *floats)
+/* ---------------------------------------------------------------- sizes */
+/* Of two halves each: |x| of the 2-byte floats is in the order of unsigned integers. */
+static __device__ uint32_t larger_halves(uint32_t a, uint32_t b)
 {
-#pragma unroll
-	for (uint32_t j = 0; j < N; j++) {
-		if (from == WS_F32)
-			floats[j] = raw.words[j];
-		else if (from == WS_BF16)
-			floats[j] =
-				j % 2 == 0 ? raw.words[j / 2] << 16 : raw.words[j / 2] & 0xffff0000;
-		else
-			floats[j] = f32_of_half((uint16_t)(raw.words[j / 2] >> j % 2 * 16));
-	}
-}
-
-/* Two codes, the first in the low byte. */
-static __device__ uint32_t codes_of(enum ws_dtype code, float low, float high)
-{
-#if __CUDA_ARCH__ >= 890
-	uint16_t codes;
-	if (code == WS_F8_E4M3)
-		asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-	else
-		asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
-	return codes;
+#if __CUDA_ARCH__ >= 900
+	uint32_t both;
+	asm("max.u16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+	return both;
 #else
-	uint32_t a = bits_of_f32(low), b = bits_of_f32(high);
-	return code == WS_F8_E4M3 ? e4m3_of_f32(a) | (uint32_t)e4m3_of_f32(b) << 8
-				  : e5m2_of_f32(a) | (uint32_t)e5m2_of_f32(b) << 8;
+	return MAX(a & 0xffff0000, b & 0xffff0000) | MAX(a & 0xffff, b & 0xffff);
 #endif
 }
 
-static __device__ float quotient(const struct quant &quant, uint32_t bits, float by)
+/* The larger of a size so far and of a word's elements, as they lie in memory. */
+template <int BYTES> static __device__ uint32_t raise_size(uint32_t size, uint32_t word)
 {
-	return quant.reciprocal ? f32_of_bits(bits) * by : f32_of_bits(bits) / by;
+	if constexpr (BYTES == 4)
+		return MAX(size, word & F32_ABS);
+	else
+		return larger_halves(size, word & 0x7fff7fff);
 }
 
-static __device__ uint32_t four_codes_of(const struct quant &quant, const uint32_t *floats,
-					 float by)
+/* Such a size as a maximum. */
+static __device__ uint32_t maximum_of(enum ws_dtype from, uint32_t size)
 {
-	return codes_of(quant.code, quotient(quant, floats[0], by),
-			quotient(quant, floats[1], by)) |
-	       codes_of(quant.code, quotient(quant, floats[2], by), quotient(quant, floats[3], by))
-		       << 16;
+	uint32_t half = MAX(size >> 16, size & 0xffff);
+	uint32_t bits = from == WS_F32	  ? size
+			: from == WS_BF16 ? half << 16
+					  : f32_of_half((uint16_t)half);
+
+	return bits > F32_INFINITY ? F32_NAN : bits;
+}
+
+/* ---------------------------------------------------------------- codes */
+/* What lies in words, as values.  The dtype is asked once, not for each element. */
+template <int N>
+static __device__ void values_of(enum ws_dtype from, const uint32_t *words, float *x)
+{
+	if (from == WS_F32)
+#pragma unroll
+		for (uint32_t j = 0; j < N; j++)
+			x[j] = f32_of_bits(words[j]);
+	else if (from == WS_BF16)
+#pragma unroll
+		for (uint32_t j = 0; j < N; j++)
+			x[j] = f32_of_bits(j % 2 == 0 ? words[j / 2] << 16
+						      : words[j / 2] & 0xffff0000);
+	else
+#pragma unroll
+		for (uint32_t j = 0; j < N; j++)
+			x[j] = f32_of_bits(f32_of_half((uint16_t)(words[j / 2] >> j % 2 * 16)));
+}
+
+/* Codes of N values of one block, which take the place of the values' words. */
+template <int N>
+static __device__ void codes_of(enum ws_dtype code, const float *x, uint32_t *words)
+{
+#if __CUDA_ARCH__ >= 890
+	uint16_t pairs[(N + 1) / 2];
+#pragma unroll
+	for (uint32_t j = 0; j < N; j += 2) {
+		float next = j + 1 < N ? x[j + 1] : 0;
+		if (code == WS_F8_E4M3)
+			asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+			    : "=h"(pairs[j / 2])
+			    : "f"(next), "f"(x[j]));
+		else
+			asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;"
+			    : "=h"(pairs[j / 2])
+			    : "f"(next), "f"(x[j]));
+	}
+#pragma unroll
+	for (uint32_t j = 0; j < N; j += 4)
+		words[j / 4] = N == 1 ? pairs[0] : pairs[j / 2] | (uint32_t)pairs[j / 2 + 1] << 16;
+#else
+#pragma unroll
+	for (uint32_t j = 0; j < N; j++) {
+		uint32_t bits = bits_of_f32(x[j]);
+		uint32_t one = code == WS_F8_E4M3 ? e4m3_of_f32(bits) : e5m2_of_f32(bits);
+		words[j / 4] = j % 4 == 0 ? one : words[j / 4] | one << j % 4 * 8;
+	}
+#endif
 }
 
 #endif

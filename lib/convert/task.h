@@ -29,7 +29,7 @@ struct task_dim {
 
 struct task {
 	const uint8_t *src;
-	uint8_t *dst, *table;
+	uint8_t *dst, *table; /* whole: the table is where the scales go */
 	enum move_kind kind;
 	enum ws_dtype from, to;
 	struct quant quant;
@@ -37,38 +37,31 @@ struct task {
 	uint32_t from_bytes; /* of an element, or of a copy's word: 16 or less */
 	bool is_words;	     /* copies, RAISE, SCALE */
 	bool is_aligned;     /* elements to their sizes */
-	bool is_whole;	     /* QUANTIZE of whole blocks: the table is where the scales go */
-	uint32_t dim_count;  /* at least 1; dims[0] is the innermost */
+	/* dims[0] is the innermost, dims[1] the longest of the others. */
+	uint32_t dim_count; /* at least 1 */
 	struct task_dim dims[MOVE_DIM_MAX];
-	/* The tiles: strips of columns by bands of rows; a column is a unit.  whole: blocks. */
-	uint32_t rows, columns, strips;
+	/* The tiles of a plane of the first two dims: strips of columns by bands of rows; a column
+	 * is a unit.  Not of whole blocks, which are tiles themselves. */
+	uint32_t first_tile; /* of the list */
+	uint32_t columns, rows, strips, bands;
 	uint32_t width_bits; /* threads side by side in a row */
-	uint32_t row_step,
-		column_step; /* from one pass of a thread to its next; one of them is 0 */
+	uint32_t row_step;   /* from a thread's pass to its next; 0: it goes on in its row */
 };
 
-/* The tasks of one launch.  Task i has the tiles from first_tile[i] to first_tile[i + 1]. */
+/* The tasks of one launch. */
 struct task_list {
-	const struct task *tasks;   /* all three in the GPU's memory */
-	const uint32_t *first_tile; /* count + 1 */
+	const struct task *tasks;   /* both in the GPU's memory */
+	const uint32_t *first_tile; /* once more, for the search */
 	uint32_t count, tile_count;
 };
 
 struct CUstream_st;
 
-/* How whole blocks are held in a GPU's shared memory. */
-struct whole_grid {
-	uint32_t block_count; /* of threads, which fill the GPU; 0: they don't fit */
-	uint32_t stages, stage_bytes;
-};
-
-/* tiles.cu and whole.cu; absent.c where CUDA isn't built in.  For the thread's current GPU. */
-int tiles_fill(uint32_t *block_count_out, struct ws_error *err);
-int tiles_launch(uint32_t block_count, const struct task_list *list, struct CUstream_st *stream,
+/* tiles.cu and whole.cu; absent.c where CUDA isn't built in.  For the thread's current GPU.  Whole
+ * blocks: all of elements of 2 bytes, or all of 4. */
+int tiles_launch(const struct task_list *list, struct CUstream_st *stream, struct ws_error *err);
+int whole_launch(const struct task_list *list, uint32_t element_bytes, struct CUstream_st *stream,
 		 struct ws_error *err);
-int whole_fill(bool has_f32, struct whole_grid *grid_out, struct ws_error *err);
-int whole_launch(const struct whole_grid *grid, const struct task_list *list,
-		 struct CUstream_st *stream, struct ws_error *err);
 
 #ifdef __cplusplus
 }

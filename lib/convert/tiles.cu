@@ -1,70 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernel for moves of every kind.  A grid that fills the GPU once walks over the tiles of all
- * tasks; a thread keeps its column through a tile.
+ * The kernel for moves of every kind: a block of threads carries out a tile.  A thread stays in its
+ * column, or in its row, so that from one unit to the next its addresses grow by the same steps.
  */
 #include "lib/convert/kernels.cuh"
 #include "lib/cuda/cuda.h"
 
 #define BATCH 4 /* units of a thread whose loads are under way together */
 
-/* ---------------------------------------------------------------- units */
-/* Where a thread works in a tile, and in how many passes. */
-struct place {
-	uint32_t row, column, passes;
-};
-
-static __device__ struct place place_of(const struct task &task, uint32_t tile)
-{
-	uint32_t band = tile / task.strips, strip = tile - band * task.strips;
-	uint32_t width = 1u << task.width_bits;
-	uint32_t side = threadIdx.x & (width - 1), below = threadIdx.x >> task.width_bits;
-
-	if (task.row_step == 0) {
-		uint32_t first = strip * TASK_TILE_UNITS;
-		uint32_t left = (task.columns - first + TASK_THREADS - 1) / TASK_THREADS;
-		return {band, first + threadIdx.x, MIN(left, TASK_PASSES)};
-	}
-	uint32_t first = band * task.row_step * TASK_PASSES;
-	uint32_t left = (task.rows - first + task.row_step - 1) / task.row_step;
-	return {first + below, strip * width + side, MIN(left, TASK_PASSES)};
-}
-
+/* ---------------------------------------------------------------- a thread's way */
 struct unit {
 	const uint8_t *src;
-	uint8_t *dst, *entry;
-	bool is_there; /* false: outside of the box */
+	uint8_t *dst, *entry; /* of the table */
+	bool is_there;	      /* false: outside of the box */
 };
 
-static __device__ uint32_t block_of(const struct task_dim &dim, uint32_t i)
+struct walk {
+	struct unit unit;
+	uint32_t passes;	/* the same for all threads */
+	uint32_t at, step, end; /* in the dim that is walked: rows or columns */
+	int64_t src_step, dst_step, entry_step;
+	uint32_t each, in_block, block_step; /* elements of that dim; each 0: one block */
+};
+
+/* On to element i of a dim. */
+static __device__ void go(struct unit *unit, const struct task_dim &dim, uint32_t i)
 {
-	return dim.each == 0 ? 0 : (dim.first + i) / dim.each;
+	unit->src += i * dim.src_stride;
+	unit->dst += i * dim.dst_stride;
+	if (dim.each != 0)
+		unit->entry += (dim.first + i) / dim.each * dim.entry_stride;
 }
 
-static __device__ struct unit unit_at(const struct task &task, uint32_t row, uint32_t column)
+static __device__ struct walk walk_begin(const struct task &task, uint32_t tile)
 {
-	struct unit unit = {task.src, task.dst, task.table, false};
-	uint32_t at = column * task.unit;
+	uint32_t rest = tile / task.strips, strip = tile - rest * task.strips;
+	uint32_t plane = rest / task.bands, band = rest - plane * task.bands;
+	bool down = task.row_step != 0;
+	uint32_t bits = down ? task.width_bits : TASK_THREADS_BITS;
+	uint32_t first_row = down ? band * task.row_step * TASK_PASSES : band;
+	uint32_t first_column = down ? strip << bits : strip * TASK_TILE_UNITS;
+	uint32_t row = first_row + (threadIdx.x >> bits);
+	uint32_t column = first_column + (threadIdx.x & ((1u << bits) - 1));
+	struct walk walk = {{task.src, task.dst, task.table, false}};
 
-	if (row >= task.rows || column >= task.columns)
-		return unit;
-	unit.is_there = true;
-	for (uint32_t d = 0;;) {
-		const struct task_dim &dim = task.dims[d];
-		unit.src += at * dim.src_stride;
-		unit.dst += at * dim.dst_stride;
-		unit.entry += block_of(dim, at) * dim.entry_stride;
-		if (++d == task.dim_count)
-			return unit;
-		/* What is left of the row's number goes on to the next dim. */
-		at = row;
-		if (d + 1 < task.dim_count) {
-			row = at / task.dims[d].extent;
-			at -= row * task.dims[d].extent;
-		}
+	go(&walk.unit, task.dims[0], column * task.unit);
+	if (task.dim_count > 1)
+		go(&walk.unit, task.dims[1], row);
+	for (uint32_t d = 2; d < task.dim_count; d++) {
+		uint32_t next = plane / task.dims[d].extent;
+		go(&walk.unit, task.dims[d], plane - next * task.dims[d].extent);
+		plane = next;
 	}
+	const struct task_dim &dim = task.dims[down];
+	uint32_t left = down ? task.rows - first_row : task.columns - first_column;
+	walk.at = down ? row : column;
+	walk.step = down ? task.row_step : TASK_THREADS;
+	walk.end = !down ? task.columns : column < task.columns ? task.rows : 0;
+	walk.passes = MIN((left + walk.step - 1) / walk.step, TASK_PASSES);
+	walk.block_step = down ? walk.step : walk.step * task.unit;
+	walk.src_step = walk.block_step * dim.src_stride;
+	walk.dst_step = walk.block_step * dim.dst_stride;
+	walk.entry_step = dim.entry_stride;
+	walk.each = dim.each;
+	if (dim.each != 0)
+		walk.in_block = (dim.first + (down ? row : column * task.unit)) % dim.each;
+	return walk;
 }
 
+/* The unit where the walk is, and on to the next. */
+static __device__ struct unit walk_next(struct walk *walk)
+{
+	struct unit unit = walk->unit;
+
+	unit.is_there = walk->at < walk->end;
+	walk->at += walk->step;
+	walk->unit.src += walk->src_step;
+	walk->unit.dst += walk->dst_step;
+	walk->in_block += walk->block_step;
+	if (walk->each != 0 && walk->in_block >= walk->each) {
+		uint32_t blocks = walk->in_block / walk->each;
+		walk->unit.entry += blocks * walk->entry_step;
+		walk->in_block -= blocks * walk->each;
+	}
+	return unit;
+}
+
+/* ---------------------------------------------------------------- loads and stores */
 static __device__ uint32_t load_element(const uint8_t *src, uint32_t bytes, bool is_aligned)
 {
 	uint32_t value = src[0];
@@ -89,6 +111,11 @@ static __device__ void store_element(uint8_t *dst, uint32_t value, uint32_t byte
 			dst[i] = (uint8_t)(value >> 8 * i);
 }
 
+/* As it lies in memory: words side by side, or one element in the low bits of words[0]. */
+template <int N> struct raw {
+	uint32_t words[N];
+};
+
 template <int N>
 static __device__ struct raw<N> load(const struct task &task, const struct unit &unit) {
 	struct raw<N> raw = {
@@ -110,18 +137,18 @@ static __device__ struct raw<N> load(const struct task &task, const struct unit 
 
 /* Calls each(unit, raw) in all threads alike, also for units outside of the box. */
 template <int N, class Each>
-static __device__ void each_unit(const struct task &task, struct place place, Each each)
+static __device__ void each_unit(const struct task &task, uint32_t tile, Each each)
 {
+	struct walk walk = walk_begin(task, tile);
+
 #pragma unroll 1
-	for (uint32_t pass = 0; pass < place.passes; pass += BATCH) {
+	for (uint32_t pass = 0; pass < walk.passes; pass += BATCH) {
 		struct unit units[BATCH];
 		struct raw<N> raws[BATCH];
 #pragma unroll
 		for (uint32_t i = 0; i < BATCH; i++) {
-			units[i] = unit_at(task, place.row, place.column);
+			units[i] = walk_next(&walk);
 			raws[i] = load<N>(task, units[i]);
-			place.row += task.row_step;
-			place.column += task.column_step;
 		}
 #pragma unroll
 		for (uint32_t i = 0; i < BATCH; i++)
@@ -129,7 +156,7 @@ static __device__ void each_unit(const struct task &task, struct place place, Ea
 	}
 }
 
-/* ---------------------------------------------------------------- floats */
+/* ---------------------------------------------------------------- casts */
 /* By the hardware, but for the payload of a NaN. */
 static __device__ uint16_t half_of_f32(uint32_t bits)
 {
@@ -141,147 +168,153 @@ static __device__ uint16_t half_of_f32(uint32_t bits)
 	return value;
 }
 
-/* Its bits where an f32 has them are 2^120 times too small, subnormal or not. */
-static __device__ uint32_t f32_of_code(uint8_t code)
-{
-	uint32_t size = (uint32_t)(code & 0x7f) << (23 - E4M3_FRACTION);
-	float value = f32_of_bits(size) * 0x1p120F;
-
-	if ((code & 0x7f) == F8_NAN)
-		value = f32_of_bits(F32_NAN);
-	return bits_of_f32(value) | (uint32_t)(code & 0x80) << 24;
-}
-
 template <int N>
 static __device__ void store_floats(const struct task &task, const struct unit &unit,
-				    const uint32_t *floats)
+				    const float *x)
 {
-	uint32_t halves[N];
+	uint32_t bits[N];
 
-	if (!unit.is_there)
-		return;
-	if (task.to == WS_F32) {
-		if constexpr (N == 1) {
-			store_element(unit.dst, floats[0], 4, task.is_aligned);
-		} else {
-			((uint4 *)unit.dst)[0] = {floats[0], floats[1], floats[2], floats[3]};
-			((uint4 *)unit.dst)[1] = {floats[4], floats[5], floats[6], floats[7]};
-		}
-		return;
-	}
 #pragma unroll
 	for (uint32_t j = 0; j < N; j++)
-		halves[j] = task.to == WS_BF16 ? bf16_of_f32(floats[j]) : half_of_f32(floats[j]);
-	if constexpr (N == 1)
-		store_element(unit.dst, halves[0], 2, task.is_aligned);
-	else
-		*(uint4 *)unit.dst = {halves[0] | halves[1] << 16, halves[2] | halves[3] << 16,
-				      halves[4] | halves[5] << 16, halves[6] | halves[7] << 16};
-}
-
-template <int N> static __device__ void cast(const struct task &task, struct place place)
-{
-	each_unit<N>(task, place, [&](const struct unit &unit, const struct raw<N> &raw) {
-		uint32_t floats[N];
-		floats_of<N>(task.from, raw, floats);
+		bits[j] = bits_of_f32(x[j]);
+	if (!unit.is_there)
+		return;
+	if (task.to == WS_BF16)
 #pragma unroll
 		for (uint32_t j = 0; j < N; j++)
-			if ((floats[j] & F32_ABS) > F32_INFINITY)
-				floats[j] |= F32_QUIET;
-		store_floats<N>(task, unit, floats);
+			bits[j] = bf16_of_f32(bits[j]);
+	else if (task.to == WS_F16)
+#pragma unroll
+		for (uint32_t j = 0; j < N; j++)
+			bits[j] = half_of_f32(bits[j]);
+	if constexpr (N == 1) {
+		store_element(unit.dst, bits[0], task.to == WS_F32 ? 4 : 2, task.is_aligned);
+	} else if (task.to == WS_F32) {
+		((uint4 *)unit.dst)[0] = {bits[0], bits[1], bits[2], bits[3]};
+		((uint4 *)unit.dst)[1] = {bits[4], bits[5], bits[6], bits[7]};
+	} else {
+		*(uint4 *)unit.dst = {bits[0] | bits[1] << 16, bits[2] | bits[3] << 16,
+				      bits[4] | bits[5] << 16, bits[6] | bits[7] << 16};
+	}
+}
+
+template <int N> static __device__ void cast(const struct task &task, uint32_t tile)
+{
+	each_unit<N>(task, tile, [&](const struct unit &unit, const struct raw<N> &raw) {
+		float x[N];
+		values_of<N>(task.from, raw.words, x);
+#pragma unroll
+		for (uint32_t j = 0; j < N; j++)
+			if (x[j] != x[j])
+				x[j] = f32_of_bits(bits_of_f32(x[j]) | F32_QUIET);
+		store_floats<N>(task, unit, x);
 	});
 }
 
 /* ---------------------------------------------------------------- maxima */
 /* Lanes with the same entry raise it once. */
-static __device__ void raise(uint8_t *entry, uint32_t size)
+static __device__ void raise(uint8_t *entry, uint32_t maximum)
 {
 	uint32_t peers = __match_any_sync(ALL_LANES, (unsigned long long)entry);
-	uint32_t largest = __reduce_max_sync(peers, size);
+	uint32_t largest = __reduce_max_sync(peers, maximum);
 
 	if (largest > 0 && threadIdx.x % 32 == (uint32_t)__ffs((int)peers) - 1)
-		atomicMax((uint32_t *)entry, largest > F32_INFINITY ? F32_NAN : largest);
+		atomicMax((uint32_t *)entry, largest);
 }
 
-template <int N> static __device__ void maxima(const struct task &task, struct place place)
+template <int N, int BYTES> static __device__ void maxima(const struct task &task, uint32_t tile)
 {
 	uint8_t *held = task.table;
-	uint32_t largest = 0;
+	uint32_t size = 0;
 
-	each_unit<N>(task, place, [&](const struct unit &unit, const struct raw<N> &raw) {
+	each_unit<N>(task, tile, [&](const struct unit &unit, const struct raw<N> &raw) {
 		uint8_t *entry = unit.is_there ? unit.entry : held;
-		uint32_t floats[N];
 		if (__any_sync(ALL_LANES, entry != held)) {
-			raise(held, largest);
-			largest = 0;
+			raise(held, maximum_of(task.from, size));
+			size = 0;
 		}
 		held = entry;
-		floats_of<N>(task.from, raw, floats);
 #pragma unroll
-		for (uint32_t j = 0; j < N; j++)
-			largest = MAX(largest, floats[j] & F32_ABS);
+		for (uint32_t j = 0; j < (N * BYTES + 3) / 4; j++)
+			size = raise_size<BYTES>(size, raw.words[j]);
 	});
-	raise(held, largest);
+	raise(held, maximum_of(task.from, size));
 }
 
 /* ---------------------------------------------------------------- codes */
-template <int N> static __device__ void quantize(const struct task &task, struct place place)
+template <int N> static __device__ void quantize(const struct task &task, uint32_t tile)
 {
 	const uint8_t *held = NULL;
 	float by = 0;
 
-	each_unit<N>(task, place, [&](const struct unit &unit, const struct raw<N> &raw) {
-		uint32_t floats[N];
+	each_unit<N>(task, tile, [&](const struct unit &unit, const struct raw<N> &raw) {
+		uint32_t codes[2];
+		float x[N];
 		if (!unit.is_there)
 			return;
 		if (unit.entry != held) {
 			held = unit.entry;
 			by = scale_divisor(&task.quant, *(const uint32_t *)held);
 		}
-		floats_of<N>(task.from, raw, floats);
-		if constexpr (N == 1)
-			*unit.dst =
-				(uint8_t)codes_of(task.to, quotient(task.quant, floats[0], by), 0);
+		values_of<N>(task.from, raw.words, x);
+		if (task.quant.reciprocal)
+#pragma unroll
+			for (uint32_t j = 0; j < N; j++)
+				x[j] *= by;
 		else
-			*(uint2 *)unit.dst = {four_codes_of(task.quant, floats, by),
-					      four_codes_of(task.quant, floats + 4, by)};
+#pragma unroll
+			for (uint32_t j = 0; j < N; j++)
+				x[j] /= by;
+		codes_of<N>(task.to, x, codes);
+		if constexpr (N == 1)
+			*unit.dst = (uint8_t)codes[0];
+		else
+			*(uint2 *)unit.dst = {codes[0], codes[1]};
 	});
 }
 
-template <int N> static __device__ void dequantize(const struct task &task, struct place place)
+/* Where an f32 has the bits of an e4m3 it is 2^120 times too small, subnormal or not. */
+static __device__ float value_of_code(enum ws_dtype from, uint8_t code)
+{
+	uint32_t size = (uint32_t)(code & 0x7f) << (23 - E4M3_FRACTION);
+
+	if (from == WS_F8_E5M2)
+		return f32_of_bits(f32_of_half((uint16_t)(code << 8)));
+	float value = (code & 0x7f) == F8_NAN ? f32_of_bits(F32_NAN) : f32_of_bits(size) * 0x1p120F;
+	return (code & 0x80) != 0 ? -value : value;
+}
+
+template <int N> static __device__ void dequantize(const struct task &task, uint32_t tile)
 {
 	const uint8_t *held = NULL;
 	float by = 0;
 
-	each_unit<N>(task, place, [&](const struct unit &unit, const struct raw<N> &raw) {
-		uint32_t floats[N];
+	each_unit<N>(task, tile, [&](const struct unit &unit, const struct raw<N> &raw) {
+		float x[N];
 		if (unit.is_there && unit.entry != held) {
 			held = unit.entry;
 			by = scale_value(&task.quant, scale_load(&task.quant, held));
 		}
 #pragma unroll
 		for (uint32_t j = 0; j < N; j++) {
-			uint8_t code = (uint8_t)(raw.words[j / 4] >> j % 4 * 8);
-			uint32_t bits = task.from == WS_F8_E4M3
-						? f32_of_code(code)
-						: f32_of_half((uint16_t)(code << 8));
-			float value = f32_of_bits(bits) * by;
-			floats[j] = value != value ? F32_NAN : bits_of_f32(value);
+			x[j] = by *
+			       value_of_code(task.from, (uint8_t)(raw.words[j / 4] >> j % 4 * 8));
+			x[j] = x[j] != x[j] ? f32_of_bits(F32_NAN) : x[j];
 		}
-		store_floats<N>(task, unit, floats);
+		store_floats<N>(task, unit, x);
 	});
 }
 
 /* ---------------------------------------------------------------- words */
-static __device__ void copy(const struct task &task, struct place place)
+static __device__ void copy(const struct task &task, uint32_t tile)
 {
+	struct walk walk = walk_begin(task, tile);
 	struct unit units[TASK_PASSES];
 	uint4 words[TASK_PASSES];
 
 #pragma unroll
 	for (uint32_t i = 0; i < TASK_PASSES; i++) {
-		units[i] = unit_at(task, place.row + i * task.row_step,
-				   place.column + i * task.column_step);
+		units[i] = walk_next(&walk);
 		if (units[i].is_there)
 			words[i] = __ldcs((const uint4 *)units[i].src);
 	}
@@ -291,8 +324,8 @@ static __device__ void copy(const struct task &task, struct place place)
 			*(uint4 *)units[i].dst = words[i];
 }
 
-/* Less than 16 bytes a word; also RAISE and SCALE, one maximum a unit. */
-static __device__ void copy_narrow(const struct task &task, const struct unit &unit)
+/* Less than 16 bytes. */
+static __device__ void copy_word(const struct task &task, const struct unit &unit)
 {
 	if (!task.is_aligned)
 		for (uint32_t i = 0; i < task.from_bytes; i++)
@@ -304,16 +337,17 @@ static __device__ void copy_narrow(const struct task &task, const struct unit &u
 			      task.from_bytes, true);
 }
 
-static __device__ void each_word(const struct task &task, struct place place)
+static __device__ void each_word(const struct task &task, uint32_t tile)
 {
+	struct walk walk = walk_begin(task, tile);
+
 #pragma unroll 4
-	for (uint32_t i = 0; i < place.passes; i++) {
-		struct unit unit = unit_at(task, place.row + i * task.row_step,
-					   place.column + i * task.column_step);
+	for (uint32_t i = 0; i < walk.passes; i++) {
+		struct unit unit = walk_next(&walk);
 		if (!unit.is_there)
 			continue;
 		if (task.kind == MOVE_CAST) {
-			copy_narrow(task, unit);
+			copy_word(task, unit);
 			continue;
 		}
 		uint32_t maximum = load_element(unit.src, 4, task.is_aligned);
@@ -325,54 +359,35 @@ static __device__ void each_word(const struct task &task, struct place place)
 }
 
 /* ---------------------------------------------------------------- tiles of any kind */
-template <int N> static __device__ void any_units(const struct task &task, struct place place)
+template <int N> static __device__ void any_units(const struct task &task, uint32_t tile)
 {
 	switch (task.kind) {
 	case MOVE_MAXIMA:
-		return maxima<N>(task, place);
+		return task.from_bytes == 4 ? maxima<N, 4>(task, tile) : maxima<N, 2>(task, tile);
 	case MOVE_QUANTIZE:
-		return quantize<N>(task, place);
+		return quantize<N>(task, tile);
 	case MOVE_DEQUANTIZE:
-		return dequantize<N>(task, place);
+		return dequantize<N>(task, tile);
 	default:
-		return cast<N>(task, place);
+		return cast<N>(task, tile);
 	}
 }
 
-static __global__ void __launch_bounds__(TASK_THREADS, 3) tiles(const struct task_list list)
+static __global__ void __launch_bounds__(TASK_THREADS, 4) tiles(const struct task_list list)
 {
-	for (uint32_t tile = blockIdx.x; tile < list.tile_count; tile += gridDim.x) {
-		uint32_t i = task_of(list, tile);
-		const struct task &task = list.tasks[i];
-		struct place place = place_of(task, tile - list.first_tile[i]);
-		if (!task.is_words)
-			task.unit == 1 ? any_units<1>(task, place)
-				       : any_units<TASK_UNIT>(task, place);
-		else if (task.from_bytes == 16)
-			copy(task, place);
-		else
-			each_word(task, place);
-	}
+	__shared__ struct task task;
+	uint32_t tile = task_fetch(list, &task);
+
+	if (!task.is_words)
+		task.unit == 1 ? any_units<1>(task, tile) : any_units<TASK_UNIT>(task, tile);
+	else if (task.from_bytes == 16)
+		copy(task, tile);
+	else
+		each_word(task, tile);
 }
 
-/* ---------------------------------------------------------------- launches */
-int tiles_fill(uint32_t *block_count_out, struct ws_error *err)
+int tiles_launch(const struct task_list *list, struct CUstream_st *stream, struct ws_error *err)
 {
-	struct cudaDeviceProp gpu;
-	int device = 0, each = 0;
-
-	*block_count_out = 0;
-	if (cudaGetDevice(&device) == cudaSuccess &&
-	    cudaGetDeviceProperties(&gpu, device) == cudaSuccess &&
-	    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, tiles, TASK_THREADS, 0) ==
-		    cudaSuccess)
-		*block_count_out = (uint32_t)(each * gpu.multiProcessorCount);
-	return cuda_launched("find how much of a GPU the kernels fill", err);
-}
-
-int tiles_launch(uint32_t block_count, const struct task_list *list, struct CUstream_st *stream,
-		 struct ws_error *err)
-{
-	tiles<<<MIN(block_count, list->tile_count), TASK_THREADS, 0, stream>>>(*list);
+	tiles<<<list->tile_count, TASK_THREADS, 0, stream>>>(*list);
 	return cuda_launched("start moves", err);
 }
