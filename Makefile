@@ -129,9 +129,8 @@ $(BUILD)/tests/plan_maxima: $(BUILD)/tests/maxima_world.o $(BUILD)/tests/plan_pa
 $(BUILD)/tests/plan_maxima_mutations: $(BUILD)/tests/shards_world.o
 $(BUILD)/tests/convert $(BUILD)/tests/convert_quant $(BUILD)/tests/convert_avx2 $(BUILD)/tests/convert_avx512 \
 		$(BUILD)/tests/gpu_convert $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/convert_world.o
-$(BUILD)/tests/convert_quant: $(BUILD)/tests/convert_tensor_world.o
+$(BUILD)/tests/convert_quant $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/convert_tensor_world.o
 $(BUILD)/tests/gpu_convert $(BUILD)/tests/gpu_quantize: $(BUILD)/tests/gpu_arena_world.o
-$(BUILD)/tests/gpu_quantize: $(BUILD)/tests/tensor_world.o
 
 $(BUILD)/examples/%: $(BUILD)/examples/%.o $(BUILD)/libweightsync.a
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(LDLIBS_ALL)

@@ -240,45 +240,6 @@ START_TEST(every_scale_and_code_of_a_tensor_is_as_defined)
 END_TEST
 
 /* ---------------------------------------------------------------- shards */
-#define SHARDS 16
-
-/* What one of SHARDS holds: rows (FSDP), columns (row-parallel), or a flat range (ZeRO-3), which
- * is the tail of a row, whole rows, and the head of a row. */
-static uint32_t cut_shard(const struct tensor *tensor, uint32_t cut, uint64_t shard,
-			  struct part parts[3])
-{
-	uint64_t all = cut == 0	  ? tensor->rows
-		       : cut == 1 ? tensor->columns
-				  : tensor->rows * tensor->columns;
-	uint64_t from = all * shard / SHARDS, to = all * (shard + 1) / SHARDS;
-	uint32_t count = 0;
-	if (cut == 0)
-		parts[count++] = (struct part){from, 0, to - from, tensor->columns};
-	if (cut == 1)
-		parts[count++] = (struct part){0, from, tensor->rows, to - from};
-	while (cut == 2 && from < to) {
-		uint64_t row = from / tensor->columns, column = from % tensor->columns;
-		uint64_t rows = column == 0 ? MAX((to - from) / tensor->columns, 1) : 1;
-		uint64_t columns = MIN(tensor->columns - column, to - from);
-		parts[count++] = (struct part){row, column, rows, columns};
-		from += rows * columns;
-	}
-	return count;
-}
-
-static void raise_all(uint32_t *table, const uint32_t *partial, uint64_t entries)
-{
-	convert_move(&(struct move){.kind = MOVE_RAISE,
-				    .src = partial,
-				    .dst = table,
-				    .dim_count = 1,
-				    .extent = {entries},
-				    .src_stride = {4},
-				    .dst_stride = {4},
-				    .from = WS_U32,
-				    .to = WS_U32});
-}
-
 START_TEST(sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole)
 {
 	struct tensor whole, cut;
@@ -299,8 +260,8 @@ START_TEST(sixteen_shards_make_the_maxima_scales_and_codes_of_the_whole)
 	/* Some hear of the others before, some after these have been raised themselves. */
 	for (uint64_t shard = 0; shard < SHARDS; shard++)
 		for (uint64_t other = 0; other < SHARDS; other++)
-			raise_all(partial + shard * entries,
-				  partial + (shard * 7 + other) % SHARDS * entries, entries);
+			move_raise(&cut, partial + shard * entries,
+				   partial + (shard * 7 + other) % SHARDS * entries);
 	for (uint64_t shard = 0; shard < SHARDS; shard++) {
 		uint32_t *table = partial + shard * entries;
 		uint32_t count = cut_shard(&cut, (uint32_t)_i % 3, shard, parts);

@@ -2,7 +2,6 @@
 /* See convert_tensor_world.h. */
 #include "tests/convert_tensor_world.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/safetensors.h"
@@ -24,7 +23,9 @@ static void tensor_open(struct tensor *tensor, uint64_t seed)
 	tensor->scales = mem_alloc(entries * 4);
 	tensor->table = mem_alloc(entries * 4);
 	ck_assert(tensor->floats != NULL && tensor->codes != NULL);
-	ck_assert(tensor->scales != NULL && tensor->table != NULL);
+	tensor->values = mem_alloc(count * 2);
+	ck_assert(tensor->scales != NULL && tensor->table != NULL && tensor->values != NULL);
+	tensor->carry_out = NULL;
 }
 
 void tensor_make(struct tensor *tensor, uint64_t seed)
@@ -52,9 +53,40 @@ void tensor_release(struct tensor *tensor)
 	mem_free(tensor->codes);
 	mem_free(tensor->scales);
 	mem_free(tensor->table);
+	mem_free(tensor->values);
 }
 
-void move_part(struct tensor *tensor, enum move_kind kind, const struct part *part, uint32_t *table)
+uint32_t cut_shard(const struct tensor *tensor, uint32_t cut, uint64_t shard, struct part parts[3])
+{
+	uint64_t all = cut == 0	  ? tensor->rows
+		       : cut == 1 ? tensor->columns
+				  : tensor->rows * tensor->columns;
+	uint64_t from = all * shard / SHARDS, to = all * (shard + 1) / SHARDS;
+	uint32_t count = 0;
+	if (cut == 0)
+		parts[count++] = (struct part){from, 0, to - from, tensor->columns};
+	if (cut == 1)
+		parts[count++] = (struct part){0, from, tensor->rows, to - from};
+	while (cut == 2 && from < to) {
+		uint64_t row = from / tensor->columns, column = from % tensor->columns;
+		uint64_t rows = column == 0 ? MAX((to - from) / tensor->columns, 1) : 1;
+		uint64_t columns = MIN(tensor->columns - column, to - from);
+		parts[count++] = (struct part){row, column, rows, columns};
+		from += rows * columns;
+	}
+	return count;
+}
+
+static void carry_out(const struct tensor *tensor, const struct move *move)
+{
+	if (tensor->carry_out != NULL)
+		tensor->carry_out(move);
+	else
+		convert_move(move);
+}
+
+void move_part(const struct tensor *tensor, enum move_kind kind, const struct part *part,
+	       uint32_t *table)
 {
 	size_t bytes = ws_dtype_bytes(tensor->dtype);
 	uint64_t at = part->row * tensor->columns + part->column;
@@ -63,35 +95,69 @@ void move_part(struct tensor *tensor, enum move_kind kind, const struct part *pa
 				.each = {tensor->block[0], tensor->block[1]},
 				.first = {part->row, part->column},
 				.stride = {(int64_t)tensor->grid[1], 1}};
-	convert_move(&(struct move){
-		.kind = kind,
-		.blocks = &blocks,
-		.src = tensor->floats + at * bytes,
-		.dst = tensor->codes + at,
-		.dim_count = 2,
-		.extent = {part->rows, part->columns},
-		.src_stride = {(int64_t)(tensor->columns * bytes), (int64_t)bytes},
-		.dst_stride = {(int64_t)tensor->columns, 1},
-		.from = tensor->dtype,
-		.to = tensor->quant.code,
-	});
+	carry_out(tensor,
+		  &(struct move){
+			  .kind = kind,
+			  .blocks = &blocks,
+			  .src = tensor->floats + at * bytes,
+			  .dst = tensor->codes + at,
+			  .dim_count = 2,
+			  .extent = {part->rows, part->columns},
+			  .src_stride = {(int64_t)(tensor->columns * bytes), (int64_t)bytes},
+			  .dst_stride = {(int64_t)tensor->columns, 1},
+			  .from = tensor->dtype,
+			  .to = tensor->quant.code,
+		  });
 }
 
-void move_scales(struct tensor *tensor, const uint32_t *table)
+void move_raise(const struct tensor *tensor, uint32_t *table, const uint32_t *other)
+{
+	carry_out(tensor, &(struct move){.kind = MOVE_RAISE,
+					 .src = other,
+					 .dst = table,
+					 .dim_count = 1,
+					 .extent = {tensor->grid[0] * tensor->grid[1]},
+					 .src_stride = {4},
+					 .dst_stride = {4},
+					 .from = WS_U32,
+					 .to = WS_U32});
+}
+
+void move_scales(const struct tensor *tensor, const uint32_t *table)
 {
 	struct blocks blocks = {.quant = &tensor->quant};
-	convert_move(&(struct move){
-		.kind = MOVE_SCALE,
-		.blocks = &blocks,
-		.src = table,
-		.dst = tensor->scales,
-		.dim_count = 1,
-		.extent = {tensor->grid[0] * tensor->grid[1]},
-		.src_stride = {4},
-		.dst_stride = {(int64_t)ws_dtype_bytes(tensor->quant.scale)},
-		.from = WS_U32,
-		.to = tensor->quant.scale,
-	});
+	carry_out(tensor, &(struct move){
+				  .kind = MOVE_SCALE,
+				  .blocks = &blocks,
+				  .src = table,
+				  .dst = tensor->scales,
+				  .dim_count = 1,
+				  .extent = {tensor->grid[0] * tensor->grid[1]},
+				  .src_stride = {4},
+				  .dst_stride = {(int64_t)ws_dtype_bytes(tensor->quant.scale)},
+				  .from = WS_U32,
+				  .to = tensor->quant.scale,
+			  });
+}
+
+void move_values(const struct tensor *tensor)
+{
+	struct blocks blocks = {.quant = &tensor->quant,
+				.table = tensor->scales,
+				.each = {tensor->block[0], tensor->block[1]},
+				.stride = {(int64_t)tensor->grid[1], 1}};
+	carry_out(tensor, &(struct move){
+				  .kind = MOVE_DEQUANTIZE,
+				  .blocks = &blocks,
+				  .src = tensor->codes,
+				  .dst = tensor->values,
+				  .dim_count = 2,
+				  .extent = {tensor->rows, tensor->columns},
+				  .src_stride = {(int64_t)tensor->columns, 1},
+				  .dst_stride = {(int64_t)tensor->columns * 2, 2},
+				  .from = tensor->quant.code,
+				  .to = WS_BF16,
+			  });
 }
 
 void tensor_quantize(struct tensor *tensor)
@@ -101,6 +167,7 @@ void tensor_quantize(struct tensor *tensor)
 	move_part(tensor, MOVE_MAXIMA, &whole, tensor->table);
 	move_scales(tensor, tensor->table);
 	move_part(tensor, MOVE_QUANTIZE, &whole, tensor->table);
+	move_values(tensor);
 }
 
 /* ---------------------------------------------------------------- for the reference */
@@ -115,37 +182,11 @@ static void write_file(const char *folder, uint64_t seed, const char *kind, cons
 	ck_assert_int_eq(fclose(file), 0);
 }
 
-/* Into bf16. */
-static void tensor_dequantize(struct tensor *tensor, uint16_t *values)
-{
-	struct blocks blocks = {.quant = &tensor->quant,
-				.table = tensor->scales,
-				.each = {tensor->block[0], tensor->block[1]},
-				.stride = {(int64_t)tensor->grid[1], 1}};
-	convert_move(&(struct move){
-		.kind = MOVE_DEQUANTIZE,
-		.blocks = &blocks,
-		.src = tensor->codes,
-		.dst = values,
-		.dim_count = 2,
-		.extent = {tensor->rows, tensor->columns},
-		.src_stride = {(int64_t)tensor->columns, 1},
-		.dst_stride = {(int64_t)tensor->columns * 2, 2},
-		.from = tensor->quant.code,
-		.to = WS_BF16,
-	});
-}
-
-/* Its place among the files is number. */
-static void tensor_write(const char *folder, FILE *list, uint64_t number, struct tensor *tensor)
+void tensor_write(const char *folder, FILE *list, uint64_t number, const struct tensor *tensor)
 {
 	const struct quant *quant = &tensor->quant;
 	uint64_t count = tensor->rows * tensor->columns;
 	uint64_t entries = tensor->grid[0] * tensor->grid[1];
-	uint16_t *values = mem_alloc(count * 2);
-	ck_assert_ptr_nonnull(values);
-	tensor_quantize(tensor);
-	tensor_dequantize(tensor, values);
 	fprintf(list, "%llu %s %llu %llu %llu %llu %s %s %08x %d %d\n", (unsigned long long)number,
 		ws_dtype_name(tensor->dtype), (unsigned long long)tensor->rows,
 		(unsigned long long)tensor->columns, (unsigned long long)tensor->block[0],
@@ -155,8 +196,7 @@ static void tensor_write(const char *folder, FILE *list, uint64_t number, struct
 	write_file(folder, number, "scales", tensor->scales,
 		   entries * ws_dtype_bytes(quant->scale));
 	write_file(folder, number, "codes", tensor->codes, count);
-	write_file(folder, number, "values", values, count * 2);
-	mem_free(values);
+	write_file(folder, number, "values", tensor->values, count * 2);
 }
 
 /* Each matrix as F32 and as BF16, each in the scheme of its number. */
@@ -186,6 +226,7 @@ static uint64_t weights_write(const char *folder, FILE *list, uint64_t number, c
 			.from = WS_F32,
 			.to = tensor.dtype,
 		});
+		tensor_quantize(&tensor);
 		tensor_write(folder, list, number++, &tensor);
 		mem_free(wide);
 		tensor_release(&tensor);
@@ -204,6 +245,7 @@ void tensors_write(const char *folder, const char *checkpoint)
 	for (; number < 300; number++) {
 		struct tensor tensor;
 		tensor_make(&tensor, number);
+		tensor_quantize(&tensor);
 		tensor_write(folder, list, number, &tensor);
 		tensor_release(&tensor);
 	}
