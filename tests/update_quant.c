@@ -134,6 +134,28 @@ START_TEST(a_bad_write_of_maxima_or_codes_never_goes_live)
 }
 END_TEST
 
+/* Replica 1 is never ready: what is for it waits behind gates that open, and is given up. */
+START_TEST(a_replica_that_is_dropped_holds_up_no_maxima)
+{
+	struct world_options options = kinds[0];
+
+	options.replicas = 2;
+	options.phase_ms = 1500;
+	options.inplace = true;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	atomic_store(&world->loop[3].silent, true);
+	world_push(world, 2, 20000, true);
+	for (uint32_t i = 0; i < options.trainers; i++)
+		ck_assert_msg(world->trainer[i].rc == 0, "%s", world->trainer[i].err.text);
+	for (uint32_t i = 0; i < 2; i++)
+		ck_assert_uint_eq(atomic_load(&world->loop[i].resumed), 2);
+	ck_assert_uint_eq(atomic_load(&world->loop[3].resumed), 1);
+	atomic_store(&world->loop[3].silent, false);
+	world_close(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *tests = suite_create("update_quant");
@@ -146,6 +168,7 @@ Suite *suite(void)
 	suite_add_tcase(tests, updates);
 	tcase_add_loop_test(faults, a_bad_write_of_maxima_or_codes_never_goes_live, 0,
 			    SHARES * (int)ARRAY_SIZE(bad_writes));
+	tcase_add_test(faults, a_replica_that_is_dropped_holds_up_no_maxima);
 	tcase_set_timeout(faults, 120);
 	suite_add_tcase(tests, faults);
 	return tests;

@@ -1,0 +1,22 @@
+engine_cut.o: tests/engine_cut.c lib/engine/engine_internal.h \
+  lib/engine/engine.h lib/base/base.h lib/ws_error.h lib/ws_memory.h \
+  lib/convert/convert.h lib/transport/transport.h lib/ws_nic.h \
+  tests/test.h
+
+lib/engine/engine_internal.h:
+
+lib/engine/engine.h:
+
+lib/base/base.h:
+
+lib/ws_error.h:
+
+lib/ws_memory.h:
+
+lib/convert/convert.h:
+
+lib/transport/transport.h:
+
+lib/ws_nic.h:
+
+tests/test.h:

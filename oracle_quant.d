@@ -1,0 +1,33 @@
+oracle_quant.o: tests/oracle_quant.c cli/roles.h cli/cli.h \
+  lib/base/base.h lib/ws_error.h lib/ws_memory.h lib/base/safetensors.h \
+  lib/link/link.h planner/planner.h rollout_side/ws_rollout.h \
+  lib/ws_nic.h trainer_side/ws_trainer.h tests/quant_world.h \
+  lib/convert/convert.h tests/test.h
+
+cli/roles.h:
+
+cli/cli.h:
+
+lib/base/base.h:
+
+lib/ws_error.h:
+
+lib/ws_memory.h:
+
+lib/base/safetensors.h:
+
+lib/link/link.h:
+
+planner/planner.h:
+
+rollout_side/ws_rollout.h:
+
+lib/ws_nic.h:
+
+trainer_side/ws_trainer.h:
+
+tests/quant_world.h:
+
+lib/convert/convert.h:
+
+tests/test.h:
