@@ -89,8 +89,7 @@ START_TEST(a_small_ring_and_small_staging_carry_strided_weights)
 				  options.staging_bytes);
 	}
 	for (uint32_t i = 0; i < world->loop_count; i++) {
-		struct ws_rollout_report report;
-		ws_rollout_last(world->loop[i].rollout, &report);
+		const struct ws_rollout_report report = *loop_last(&world->loop[i]);
 		ck_assert_uint_eq(report.version, 2);
 		ck_assert_uint_le(report.ring_bytes, options.recv_staging_bytes);
 		ring = ring || report.ring_bytes > 0;
@@ -154,8 +153,7 @@ START_TEST(what_rollouts_forward_goes_live_in_each_mode)
 		world_push_good(world, version, version == 2);
 	uint64_t forwarded = 0, received = 0;
 	for (uint32_t i = 0; i < world->loop_count; i++) {
-		struct ws_rollout_report report;
-		ws_rollout_last(world->loop[i].rollout, &report);
+		const struct ws_rollout_report report = *loop_last(&world->loop[i]);
 		ck_assert_uint_gt(report.bytes, 0);
 		ck_assert_uint_le(report.bytes_from_rollouts, report.bytes);
 		forwarded += report.bytes_forwarded;

@@ -274,8 +274,7 @@ START_TEST(versions_go_on_over_a_changed_map_with_forwards)
 	world_push_good(world, 2, false);
 	world_push_good(world, 3, false);
 	for (uint32_t i = 0; i < world->loop_count; i++) {
-		struct ws_rollout_report report;
-		ws_rollout_last(world->loop[i].rollout, &report);
+		const struct ws_rollout_report report = *loop_last(&world->loop[i]);
 		ck_assert_uint_eq(report.version, 3);
 		forwarded += report.bytes_from_rollouts;
 	}

@@ -143,6 +143,10 @@ static void *loop_main(void *arg)
 		if (atomic_load(&loop->silent))
 			continue;
 		int rc = ws_rollout_step(loop->rollout, &loop->err);
+		if (atomic_load(&loop->resumed) != atomic_load(&loop->last_version)) {
+			ws_rollout_last(loop->rollout, &loop->last);
+			atomic_store(&loop->last_version, loop->last.version);
+		}
 		if (rc == 0 && atomic_load(&loop->remaps) && loop->begun >= loop->remap_after &&
 		    atomic_load(&loop->aborted) >= loop->remap_after_aborts)
 			rc = loop_describe(loop);
@@ -150,6 +154,16 @@ static void *loop_main(void *arg)
 			loop->rc = rc;
 	}
 	return NULL;
+}
+
+const struct ws_rollout_report *loop_last(struct engine_loop *loop)
+{
+	for (uint64_t until_ns = deadline_in_ms(20000);
+	     atomic_load(&loop->last_version) != atomic_load(&loop->resumed);) {
+		ck_assert_msg(clock_ns() < until_ns, "a step doesn't end");
+		sleep_ns(1000000);
+	}
+	return &loop->last;
 }
 
 /* ---------------------------------------------------------------- making it */

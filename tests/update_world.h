@@ -58,9 +58,11 @@ struct engine_loop {
 	_Atomic uint32_t described, busy;
 	uint64_t remap_after, remap_after_aborts; /* not before so many begins and aborts */
 	pthread_t thread;
-	_Atomic bool quit, silent;			   /* silent: it doesn't step */
-	_Atomic bool started;				   /* ws_rollout_start has returned */
-	_Atomic uint64_t resumed, aborted;		   /* last version; count */
+	_Atomic bool quit, silent;	   /* silent: it doesn't step */
+	_Atomic bool started;		   /* ws_rollout_start has returned */
+	_Atomic uint64_t resumed, aborted; /* last version; count */
+	struct ws_rollout_report last;	   /* written before last_version */
+	_Atomic uint64_t last_version;
 	_Atomic uint32_t fail_begin, fail_reload, put_off; /* how many times still */
 	uint64_t checked_bytes, begun, paused, reloaded;
 	bool stopped_serving;
@@ -112,6 +114,8 @@ uint64_t world_exchange_ops(const struct world_options *options, uint32_t traine
 struct world *world_open(const struct world_options *options); /* wired; fails the test */
 /* Closes all and fails the test for what any engine saw wrong. */
 void world_close(struct world *world);
+/* What ws_rollout_last says of the version that was resumed last, for another thread. */
+const struct ws_rollout_report *loop_last(struct engine_loop *loop);
 /* Every trainer pushes on a thread of its own; returns when all have. */
 void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split);
 /* Pushes and asserts that every rank got every byte of the version. */
