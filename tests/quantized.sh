@@ -45,9 +45,11 @@ fp8 "$kimi" megatron tp=2 f32 fp8-block-ue8m0 sglang tp=2,ep=2
 fp8 "$kimi" zero3 dp=3 f32 fp8-block vllm tp=2 --staging-bytes 2M --recv-staging-bytes 4M
 
 # NaN, infinities, subnormals, zeros: whole blocks of some of them.
-python3 "$tests/spoil_checkpoint.py" "$qwen"
-fp8 "$qwen" fsdp2 dp=3 f32 fp8-block vllm tp=2
-fp8 "$qwen" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
+spoiled=$work/spoiled
+cp -r "$qwen" "$spoiled"
+python3 "$tests/spoil_checkpoint.py" "$spoiled" || failed "spoil the checkpoint" "it isn't"
+fp8 "$spoiled" fsdp2 dp=3 f32 fp8-block vllm tp=2
+fp8 "$spoiled" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
 
 # What is quantized already goes as it is, its scales with it.
 name="codes and scales of a quantized checkpoint go as they are"
