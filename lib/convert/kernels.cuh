@@ -27,16 +27,14 @@ static __device__ uint32_t task_of(const struct task_list &list, uint32_t tile)
 	return found;
 }
 
-/* A block of threads has one tile: copies its task to shared memory, all words at once, and returns
- * the tile's number in it. */
-static __device__ uint32_t task_fetch(const struct task_list &list, struct task *task)
+/* A block of threads has one tile: its first warp copies the task to shared memory. */
+static __device__ void task_fetch(const struct task_list &list, struct task *task)
 {
 	uint32_t found = task_of(list, blockIdx.x);
 
-	for (uint32_t i = threadIdx.x; i < sizeof(*task) / 4; i += TASK_THREADS)
+	for (uint32_t i = threadIdx.x; i < sizeof(*task) / 4; i += 32)
 		((uint32_t *)task)[i] = ((const uint32_t *)&list.tasks[found])[i];
-	__syncthreads();
-	return blockIdx.x - task->first_tile;
+	__syncwarp();
 }
 
 /* By the hardware, but for the payload of a NaN. */

@@ -316,7 +316,7 @@ static __device__ void copy(const struct task &task, uint32_t tile)
 	for (uint32_t i = 0; i < TASK_PASSES; i++) {
 		units[i] = walk_next(&walk);
 		if (units[i].is_there)
-			words[i] = __ldcs((const uint4 *)units[i].src);
+			words[i] = __ldg((const uint4 *)units[i].src);
 	}
 #pragma unroll
 	for (uint32_t i = 0; i < TASK_PASSES; i++)
@@ -376,7 +376,11 @@ template <int N> static __device__ void any_units(const struct task &task, uint3
 static __global__ void __launch_bounds__(TASK_THREADS, 4) tiles(const struct task_list list)
 {
 	__shared__ struct task task;
-	uint32_t tile = task_fetch(list, &task);
+
+	if (threadIdx.x < 32)
+		task_fetch(list, &task);
+	__syncthreads();
+	uint32_t tile = blockIdx.x - task.first_tile;
 
 	if (!task.is_words)
 		task.unit == 1 ? any_units<1>(task, tile) : any_units<TASK_UNIT>(task, tile);

@@ -7,11 +7,12 @@
 #include "lib/convert/kernels.cuh"
 #include "lib/cuda/cuda.h"
 
+/* A block of elements: rows of units. */
 struct whole {
 	const uint8_t *src;
 	uint8_t *dst, *scale;
-	uint32_t rows, columns; /* columns in units */
-	int64_t src_stride, dst_stride;
+	uint32_t rows, columns;
+	int64_t src_stride, dst_stride; /* of a row */
 };
 
 static __device__ struct whole whole_at(const struct task &task, uint32_t tile)
@@ -38,29 +39,44 @@ static __device__ struct whole whole_at(const struct task &task, uint32_t tile)
 	return whole;
 }
 
-/* A thread's units of a block: every 256th, in rows of whole.columns. */
-struct steps {
-	uint32_t row, column, row_step, column_step;
+/* A thread's way through a block: every 256th unit. */
+struct way {
+	int64_t at, step,
+		wrap; /* bytes from the block's beginning; to the next; if that is behind a row */
+	uint32_t row, row_step, column, column_step;
 };
 
-static __device__ struct steps steps_of(const struct whole &whole)
+static __device__ struct way way_of(const struct whole &whole, int64_t stride, uint32_t unit_bytes)
 {
-	struct steps steps;
+	struct way way;
 
-	steps.row = threadIdx.x / whole.columns;
-	steps.column = threadIdx.x - steps.row * whole.columns;
-	steps.row_step = TASK_THREADS / whole.columns;
-	steps.column_step = TASK_THREADS - steps.row_step * whole.columns;
-	return steps;
+	if (__popc(whole.columns) == 1) {
+		uint32_t bits = 31 - __clz((int)whole.columns);
+		way.row = threadIdx.x >> bits;
+		way.row_step = TASK_THREADS >> bits;
+	} else {
+		way.row = threadIdx.x / whole.columns;
+		way.row_step = TASK_THREADS / whole.columns;
+	}
+	way.column = threadIdx.x - way.row * whole.columns;
+	way.column_step = TASK_THREADS - way.row_step * whole.columns;
+	way.at = way.row * stride + way.column * unit_bytes;
+	way.step = way.row_step * stride + way.column_step * unit_bytes;
+	way.wrap = stride - (int64_t)whole.columns * unit_bytes;
+	return way;
 }
 
-static __device__ void step(struct steps *steps, const struct whole &whole)
+static __device__ void way_next(struct way *way, const struct whole &whole)
 {
-	steps->row += steps->row_step;
-	steps->column += steps->column_step;
-	if (steps->column >= whole.columns) {
-		steps->column -= whole.columns;
-		steps->row++;
+	way->row += way->row_step;
+	way->at += way->step;
+	if (way->column_step == 0)
+		return;
+	way->column += way->column_step;
+	if (way->column >= whole.columns) {
+		way->column -= whole.columns;
+		way->row++;
+		way->at += way->wrap;
 	}
 }
 
@@ -130,18 +146,35 @@ static __device__ void divide(float *x, const struct divisor &by)
 template <int BYTES>
 static __device__ void load(const struct whole &whole, uint32_t words[][2 * BYTES])
 {
-	struct steps steps = steps_of(whole);
+	struct way way = way_of(whole, whole.src_stride, TASK_UNIT * BYTES);
 
 #pragma unroll
 	for (uint32_t i = 0; i < TASK_PASSES; i++) {
-		const uint8_t *src =
-			whole.src + steps.row * whole.src_stride + steps.column * TASK_UNIT * BYTES;
+		const uint4 *src = (const uint4 *)(whole.src + way.at);
 #pragma unroll
 		for (uint32_t part = 0; part < BYTES / 2; part++)
-			((uint4 *)words[i])[part] = steps.row < whole.rows
-							    ? __ldcs((const uint4 *)src + part)
-							    : (uint4){0, 0, 0, 0};
-		step(&steps, whole);
+			((uint4 *)words[i])[part] =
+				way.row < whole.rows ? __ldg(src + part) : (uint4){0, 0, 0, 0};
+		way_next(&way, whole);
+	}
+}
+
+template <int BYTES>
+static __device__ void store(const struct task &task, const struct whole &whole,
+			     const struct divisor &by, uint32_t words[][2 * BYTES])
+{
+	struct way way = way_of(whole, whole.dst_stride, TASK_UNIT);
+
+#pragma unroll
+	for (uint32_t i = 0; i < TASK_PASSES; i++) {
+		float x[TASK_UNIT];
+		uint32_t codes[2];
+		values_of<TASK_UNIT>(task.from, words[i], x);
+		divide(x, by);
+		codes_of<TASK_UNIT>(task.quant.code, x, codes);
+		if (way.row < whole.rows)
+			*(uint2 *)(whole.dst + way.at) = {codes[0], codes[1]};
+		way_next(&way, whole);
 	}
 }
 
@@ -150,10 +183,16 @@ static __global__ void __launch_bounds__(TASK_THREADS, 8 / BYTES)
 	whole_blocks(const struct task_list list)
 {
 	__shared__ struct task task;
+	__shared__ struct whole shared;
 	uint32_t words[TASK_PASSES][2 * BYTES], size = 0;
-	uint32_t tile = task_fetch(list, &task);
-	struct whole whole = whole_at(task, tile);
 
+	if (threadIdx.x < 32) {
+		task_fetch(list, &task);
+		if (threadIdx.x == 0)
+			shared = whole_at(task, blockIdx.x - task.first_tile);
+	}
+	__syncthreads();
+	struct whole whole = shared;
 	load<BYTES>(whole, words);
 #pragma unroll
 	for (uint32_t i = 0; i < TASK_PASSES; i++)
@@ -161,22 +200,9 @@ static __global__ void __launch_bounds__(TASK_THREADS, 8 / BYTES)
 		for (uint32_t j = 0; j < 2 * BYTES; j++)
 			size = raise_size<BYTES>(size, words[i][j]);
 	uint32_t maximum = maximum_of(task.from, largest_of_block<BYTES>(size));
-	struct divisor by = divisor_of(task.quant, maximum);
 	if (threadIdx.x == 0)
 		scale_store(&task.quant, scale_of_maximum(&task.quant, maximum), whole.scale);
-	struct steps steps = steps_of(whole);
-#pragma unroll
-	for (uint32_t i = 0; i < TASK_PASSES; i++) {
-		float x[TASK_UNIT];
-		uint32_t codes[2];
-		values_of<TASK_UNIT>(task.from, words[i], x);
-		divide(x, by);
-		codes_of<TASK_UNIT>(task.quant.code, x, codes);
-		if (steps.row < whole.rows)
-			*(uint2 *)(whole.dst + steps.row * whole.dst_stride +
-				   steps.column * TASK_UNIT) = {codes[0], codes[1]};
-		step(&steps, whole);
-	}
+	store<BYTES>(task, whole, divisor_of(task.quant, maximum), words);
 }
 
 int whole_launch(const struct task_list *list, uint32_t element_bytes, struct CUstream_st *stream,
