@@ -107,7 +107,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(call objects,$(wildcard $(TEST_HELPERS)))
 	$(call SAY,LD,$@)$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDLIBS_ALL) $(CHECK_LIBS)
 
 $(BUILD)/tests/engine $(BUILD)/tests/engine_fault $(BUILD)/tests/engine_pairs: $(BUILD)/tests/engine_world.o
-$(BUILD)/tests/engine_rails $(BUILD)/tests/engine_silent: $(BUILD)/tests/ends_world.o
+$(BUILD)/tests/engine_rails $(BUILD)/tests/engine_silent $(BUILD)/tests/engine_chains: $(BUILD)/tests/ends_world.o
 $(BUILD)/tests/link $(BUILD)/tests/link_door: $(BUILD)/tests/link_ends.o
 $(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward $(BUILD)/tests/hub_rails: \
 	$(BUILD)/tests/hub_world.o

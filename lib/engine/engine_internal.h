@@ -23,7 +23,6 @@
 #define NONE	      UINT32_MAX
 #define EVENT_ROOM    512    /* engine events not yet taken; a power of two */
 #define POLL_BATCH    64     /* transport events taken at once */
-#define POST_OPS_MAX  16u    /* handed to a NIC at once */
 #define STAGE_ROOM    1024u  /* requests with the stage thread; a power of two */
 #define DIGESTS_MAX   65536u /* receives, and digests to send, of one program */
 #define DEPTH_DEFAULT 16u
@@ -314,7 +313,9 @@ struct engine_nic {
 	uint64_t since_ns;	  /* in use, or out, or down, or that it was last tried to open */
 	uint64_t wait_ns;	  /* from then on, until it comes back */
 	struct ws_error why;	  /* why it can't be opened */
-	uint32_t limit;		  /* ops in flight */
+	struct op *queue;	  /* owned; of limit ops: dealt to it, not yet handed over */
+	uint32_t queued;
+	uint32_t limit; /* ops in flight */
 	uint32_t in_flight;
 	uint64_t in_flight_bytes;
 	uint64_t bytes_sent; /* in the attempt */
@@ -336,15 +337,18 @@ struct post {
 
 int post_open(struct engine *engine, uint32_t depth, struct ws_error *err);
 void post_close(struct engine *engine);
-/* So many of these, in order and of one peer, were taken.  0: no rail takes one now.  Negative: the
- * peer is broken and an event says so: -EPROTO outside the peer's region, -ENETDOWN no rail is
- * left. */
-int post_ops(struct engine *engine, const struct post *posts, uint32_t count);
+/* 1: it has a NIC, which gets it with post_flush.  0: no rail takes it now.  Negative: the peer is
+ * broken and an event says so: -EPROTO outside the peer's region, -ENETDOWN no rail is left. */
+int post_op(struct engine *engine, const struct post *post);
+/* Hands over what NICs were dealt; what they don't take now is kept for the next time. */
+void post_flush(struct engine *engine);
+/* The attempt is over: what NICs haven't been handed they never get. */
+void post_end(struct engine *engine);
 /* SENT or FAILED came; false for an id that isn't in flight. */
 bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out);
 /* Releases what a closed rail (all of the NIC's where peer is NULL) never reported. */
 void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer);
-uint32_t post_room(const struct engine *engine); /* how many ops all NICs may take */
+bool post_has_room(const struct engine *engine); /* some NIC may take one more */
 
 /* ------------------------------------------------------------------------ program.c */
 struct block {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What one step of an attempt sends.  One FIFO of sends per peer, peers served in turns, so that
- * one that waits for its ready or for a credit holds up nobody else.  Ops that follow each other
- * are handed to a NIC together.  An op of a gathered send takes a staging block, goes to the stage
+ * one that waits for its ready or for a credit holds up nobody else.  NICs get what they are dealt
+ * when all is dealt.  An op of a gathered send takes a staging block, goes to the stage
  * thread, and is posted from the block, which is free again when the op is reported.  Nothing is
  * gathered that couldn't be posted at once, so a full staging always empties.
  */
@@ -47,12 +47,12 @@ static void send_advance(struct engine *engine, struct engine_peer *peer)
 	peer->send = state->next;
 }
 
-static struct post data_make(const struct engine *engine, struct engine_peer *peer,
-			     enum op_kind kind, uint32_t index, uint32_t op, uint32_t block)
+static int data_post(struct engine *engine, struct engine_peer *peer, enum op_kind kind,
+		     uint32_t index, uint32_t op, uint32_t block)
 {
 	const struct send *send = &engine->program.given.sends[index];
-	uint64_t offset = op * engine->op_bytes, remote_offset = send->remote_offset + offset;
-	return (struct post){
+	uint64_t offset = op * engine->op_bytes;
+	const struct post post = {
 		.kind = kind,
 		.peer = peer,
 		.index = index,
@@ -62,68 +62,52 @@ static struct post data_make(const struct engine *engine, struct engine_peer *pe
 					   : engine_block_memory(engine, block),
 		.local_region = kind == OP_DIRECT ? send->local_region : engine->staging_region,
 		.remote_region = send->remote_region,
-		.remote_offset = remote_offset,
-		/* An offset that wrapped can't be inside. */
-		.bytes = remote_offset < offset ? UINT64_MAX
-						: cut_op_bytes(send->bytes, engine->op_bytes, op),
+		.remote_offset = send->remote_offset + offset,
+		.bytes = cut_op_bytes(send->bytes, engine->op_bytes, op),
 	};
-}
-
-/* Which op of its send it is. */
-static uint32_t op_of(const struct engine *engine, const struct post *post)
-{
-	return post->op_id - engine->program.given.sends[post->index].first_op_id;
-}
-
-/* How many were taken. */
-static uint32_t data_post(struct engine *engine, const struct post *posts, uint32_t count)
-{
-	int taken = count > 0 ? post_ops(engine, posts, count) : 0;
-	if (taken > 0 && engine->program.first_post_ns == 0)
+	/* An offset that wrapped can't be inside. */
+	if (post.remote_offset < offset)
+		return post_op(
+			engine,
+			&(struct post){.peer = peer, .op_id = post.op_id, .bytes = UINT64_MAX});
+	int taken = post_op(engine, &post);
+	if (taken == 1 && engine->program.first_post_ns == 0)
 		engine->program.first_post_ns = engine->now_ns;
-	return (uint32_t)MAX(taken, 0);
+	return taken;
 }
 
-/* Each of these three tries some ops of the peer; true if it went on. */
+/* Each of these three tries one op of the peer; true if it went on. */
 static bool issue_staged(struct engine *engine, struct engine_peer *peer)
 {
-	struct post posts[POST_OPS_MAX];
-	uint32_t count = 0, room = MIN(post_room(engine), POST_OPS_MAX);
-	for (uint32_t i = peer->staged_first; i != NONE && count < room; i = engine->blocks[i].next)
-		posts[count++] = data_make(engine, peer, OP_GATHERED, engine->blocks[i].send,
-					   engine->blocks[i].op, i);
-	uint32_t taken = data_post(engine, posts, count);
-	if (taken == 0)
+	uint32_t index = peer->staged_first;
+	if (index == NONE || !post_has_room(engine))
 		return false;
-	peer->staged_first = engine->blocks[posts[taken - 1].block].next;
-	if (peer->staged_first == NONE)
+	struct block *block = &engine->blocks[index];
+	uint32_t next = block->next;
+	if (data_post(engine, peer, OP_GATHERED, block->send, block->op, index) != 1)
+		return false;
+	peer->staged_first = next;
+	if (next == NONE)
 		peer->staged_last = NONE;
 	return true;
 }
 
 static bool issue_direct(struct engine *engine, struct engine_peer *peer)
 {
-	struct post posts[POST_OPS_MAX];
-	uint32_t count = 0, room = MIN(post_room(engine), POST_OPS_MAX);
 	const struct send *send = send_next(engine, peer);
+	if (send == NULL || send->local == NULL || !post_has_room(engine))
+		return false;
+	if (engine->wire_digests && stage_room(engine->stage) == 0)
+		return false;
+	if (data_post(engine, peer, OP_DIRECT, peer->send, peer->op, NONE) != 1)
+		return false;
 	if (engine->wire_digests)
-		room = MIN(room, stage_room(engine->stage));
-	for (; send != NULL && send->local != NULL && count < room;
-	     send = send_next(engine, peer)) {
-		posts[count++] = data_make(engine, peer, OP_DIRECT, peer->send, peer->op, NONE);
-		send_advance(engine, peer);
-	}
-	uint32_t taken = data_post(engine, posts, count);
-	for (uint32_t i = 0; engine->wire_digests && i < taken; i++)
 		stage_put(engine->stage, &(struct stage_request){.kind = STAGE_HASH,
 								 .serial = engine->serial,
-								 .index = posts[i].index,
-								 .op = op_of(engine, &posts[i])});
-	if (taken < count) {
-		peer->send = posts[taken].index;
-		peer->op = op_of(engine, &posts[taken]);
-	}
-	return taken > 0;
+								 .index = peer->send,
+								 .op = peer->op});
+	send_advance(engine, peer);
+	return true;
 }
 
 static bool issue_gather(struct engine *engine, struct engine_peer *peer)
@@ -224,13 +208,11 @@ static void issue_credits(struct engine *engine)
 		uint32_t index = due->index[due->head];
 		const struct receive *receive = &engine->program.given.receives[index];
 		if (!receive->peer->broken &&
-		    post_ops(engine,
-			     &(struct post){.kind = OP_CREDIT,
-					    .peer = receive->peer,
-					    .index = index,
-					    .op_id = receive->credit_op_id,
-					    .remote_offset = CREDIT_OFFSET},
-			     1) == 0)
+		    post_op(engine, &(struct post){.kind = OP_CREDIT,
+						   .peer = receive->peer,
+						   .index = index,
+						   .op_id = receive->credit_op_id,
+						   .remote_offset = CREDIT_OFFSET}) == 0)
 			return;
 		due->head++;
 		engine->moved = true;
@@ -247,15 +229,14 @@ static void issue_digests(struct engine *engine)
 			(uint8_t *)engine->own.base + OUTGOING_OFFSET + 8 * (uint64_t)index;
 		memcpy(value, &engine->program.digests[index].sum, 8);
 		if (!digest->peer->broken &&
-		    post_ops(engine,
-			     &(struct post){.kind = OP_DIGEST,
-					    .peer = digest->peer,
-					    .index = index,
-					    .op_id = digest->op_id,
-					    .local = value,
-					    .remote_offset = 8 * (uint64_t)digest->remote_receive,
-					    .bytes = 8},
-			     1) == 0)
+		    post_op(engine,
+			    &(struct post){.kind = OP_DIGEST,
+					   .peer = digest->peer,
+					   .index = index,
+					   .op_id = digest->op_id,
+					   .local = value,
+					   .remote_offset = 8 * (uint64_t)digest->remote_receive,
+					   .bytes = 8}) == 0)
 			return;
 		due->head++;
 		engine->moved = true;
@@ -265,11 +246,13 @@ static void issue_digests(struct engine *engine)
 void program_issue(struct engine *engine)
 {
 	rail_limit_set(engine);
+	post_flush(engine); /* a rail that still refuses is dealt nothing more */
 	locals_issue(engine);
 	issue_checks(engine);
 	issue_credits(engine);
 	issue_digests(engine);
 	issue_sends(engine);
+	post_flush(engine);
 	active_tidy(engine);
 
 	struct program *program = &engine->program;

@@ -2,9 +2,13 @@
 /*
  * Ops in flight.  Each has a slot from the moment a NIC took it until it is reported; its id
  * carries the slot and a generation, so that a report of anything else is recognised.  Ops are
- * dealt to the rail whose NIC will be done with them first: bytes in flight by line rate.
+ * dealt to the rail whose NIC will be done with them first: bytes in flight by line rate.  What a
+ * NIC was dealt in one step is handed over together, one peer's ops after the other's: where the
+ * fabric has chains of work requests, a chain costs about as much as one.
  */
+#include <assert.h>
 #include <errno.h>
+#include <string.h>
 
 #include "lib/engine/engine_internal.h"
 
@@ -14,6 +18,9 @@ int post_open(struct engine *engine, uint32_t depth, struct ws_error *err)
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		struct engine_nic *nic = &engine->nics[i];
 		nic->limit = MAX(1, MIN(depth, nic->nic->ops_in_flight_max));
+		nic->queue = mem_alloc(nic->limit * sizeof(*nic->queue));
+		if (nic->queue == NULL)
+			return ws_fail(err, -ENOMEM, "no memory for a queue of %u ops", nic->limit);
 		total += nic->limit;
 	}
 	engine->slots = mem_alloc(total * sizeof(*engine->slots));
@@ -30,22 +37,22 @@ int post_open(struct engine *engine, uint32_t depth, struct ws_error *err)
 
 void post_close(struct engine *engine)
 {
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		mem_free(engine->nics[i].queue);
 	mem_free(engine->slots);
 	engine->slots = NULL;
 	engine->slot_count = 0;
 }
 
-uint32_t post_room(const struct engine *engine)
+bool post_has_room(const struct engine *engine)
 {
-	uint32_t room = 0;
 	bool live = false;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		const struct engine_nic *nic = &engine->nics[i];
-		live |= !nic->out;
-		if (!nic->out && nic->in_flight < nic->limit)
-			room += nic->limit - nic->in_flight;
+		live |= !engine->nics[i].out;
+		if (!engine->nics[i].out && engine->nics[i].in_flight < engine->nics[i].limit)
+			return true;
 	}
-	return live ? room : 1; /* post_ops is to say that there is none */
+	return !live; /* post_op is to say that there is none */
 }
 
 static struct op_slot *slot_take(struct engine *engine, const struct post *post, uint32_t nic)
@@ -127,80 +134,129 @@ static int post_refuse(struct engine *engine, const struct post *post, int statu
 	return status;
 }
 
-/* What the peer advertised holds it. */
-static bool is_inside(const struct post *post)
+/* What the peer advertised holds [offset, offset + bytes). */
+static bool is_inside(const struct engine_peer *peer, uint32_t region, uint64_t offset,
+		      uint64_t bytes)
 {
-	const struct engine_peer *peer = post->peer;
-	if (post->remote_region >= peer->remote_region_count)
+	if (region >= peer->remote_region_count)
 		return false;
-	uint64_t size = peer->remote_bytes[post->remote_region], offset = post->remote_offset;
-	return size > 0 && offset <= size && post->bytes <= size - offset;
+	uint64_t size = peer->remote_bytes[region];
+	return size > 0 && offset <= size && bytes <= size - offset;
 }
 
-static struct op op_make(const struct engine *engine, const struct post *post, uint32_t index,
-			 const struct op_slot *slot)
+/* ------------------------------------------------------------------------- queues */
+
+/* Behind the last one of the same peer. */
+static void queue_put(struct engine_nic *nic, const struct op *op)
 {
-	const struct engine_peer *peer = post->peer;
+	uint32_t at = nic->queued;
+	while (at > 0 && nic->queue[at - 1].peer != op->peer)
+		at--;
+	if (at == 0)
+		at = nic->queued;
+	memmove(&nic->queue[at + 1], &nic->queue[at], (nic->queued - at) * sizeof(*op));
+	nic->queue[at] = *op;
+	nic->queued++;
+}
+
+static struct op_slot *slot_of(const struct engine *engine, const struct op *op)
+{
+	return &engine->slots[op->id & UINT32_MAX];
+}
+
+/* Takes out what never gets to the NIC: of broken peers, or all. */
+static void queue_tidy(struct engine *engine, struct engine_nic *nic, bool all)
+{
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < nic->queued; i++) {
+		struct op_slot *slot = slot_of(engine, &nic->queue[i]);
+		if (!all && !slot->peer->broken) {
+			nic->queue[kept++] = nic->queue[i];
+			continue;
+		}
+		if (slot->kind == OP_GATHERED)
+			program_block_free(engine, slot->block);
+		slot_give_back(engine, slot);
+	}
+	nic->queued = kept;
+}
+
+/* What the NIC doesn't take waits in front of the queue, and holds up only its own peer. */
+static void queue_post(struct engine *engine, uint32_t index)
+{
+	struct engine_nic *nic = &engine->nics[index];
+	uint32_t at = 0, kept = 0;
+	while (at < nic->queued && !nic->lost) {
+		int taken = nic->nic->transport->post(nic->nic, &nic->queue[at],
+						      (int)(nic->queued - at));
+		if (taken < 0)
+			rail_out(engine, index, true, taken);
+		if (taken > 0) {
+			at += (uint32_t)taken;
+			engine->moved = true;
+		}
+		if (taken != 0)
+			continue;
+		const struct peer *full = nic->queue[at].peer;
+		slot_of(engine, &nic->queue[at])->peer->rails[index].refused_step = engine->step;
+		engine->refused = true;
+		while (at < nic->queued && nic->queue[at].peer == full)
+			nic->queue[kept++] = nic->queue[at++];
+	}
+	memmove(&nic->queue[kept], &nic->queue[at], (nic->queued - at) * sizeof(*nic->queue));
+	nic->queued -= at - kept;
+}
+
+void post_flush(struct engine *engine)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		/* A NIC may turn out to be lost. */
+		if (engine->nics[i].queued == 0 || engine_event_room(engine) == 0)
+			continue;
+		queue_tidy(engine, &engine->nics[i], false);
+		queue_post(engine, i);
+	}
+}
+
+void post_end(struct engine *engine)
+{
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		queue_tidy(engine, &engine->nics[i], true);
+}
+
+int post_op(struct engine *engine, const struct post *post)
+{
+	struct engine_peer *peer = post->peer;
+	bool any;
+	if (!is_inside(peer, post->remote_region, post->remote_offset, post->bytes))
+		return post_refuse(engine, post, -EPROTO);
+	uint32_t index = rail_deal(engine, peer, post->bytes, &any);
+	if (!any)
+		return post_refuse(engine, post, -ENETDOWN);
+	if (index == NONE)
+		return 0;
 	const struct rail *rail = &peer->rails[index];
 	const struct remote_key *key =
 		&peer->remote_keys[(size_t)post->remote_region * peer->remote_nic_count +
 				   rail->remote_nic];
-	return (struct op){
-		.peer = rail->peer,
-		.local = post->local,
-		.local_mr = post->local == NULL ? NULL
-						: &engine->regions[post->local_region]->mrs[index],
-		.remote = key->base + post->remote_offset,
-		.remote_key = key->key,
-		.bytes = post->bytes,
-		.id = (uint64_t)slot->generation << 32 | (uint64_t)(slot - engine->slots),
-		.imm = imm_make(engine->imm.attempt, post->op_id),
-	};
+	const struct op_slot *slot = slot_take(engine, post, index);
+	queue_put(&engine->nics[index],
+		  &(struct op){
+			  .peer = rail->peer,
+			  .local = post->local,
+			  .local_mr = post->local == NULL
+					      ? NULL
+					      : &engine->regions[post->local_region]->mrs[index],
+			  .remote = key->base + post->remote_offset,
+			  .remote_key = key->key,
+			  .bytes = post->bytes,
+			  .id = (uint64_t)slot->generation << 32 | (uint64_t)(slot - engine->slots),
+			  .imm = imm_make(engine->imm.attempt, post->op_id),
+		  });
+	return 1;
 }
 
-/* The first of them, and those behind it as long as they would be dealt to the same rail. */
-static int rail_post(struct engine *engine, uint32_t index, const struct post *posts,
-		     uint32_t count)
-{
-	struct nic *nic = engine->nics[index].nic;
-	struct op ops[POST_OPS_MAX];
-	int made = 0;
-	bool any;
-	do {
-		const struct op_slot *slot = slot_take(engine, &posts[made], index);
-		ops[made] = op_make(engine, &posts[made], index, slot);
-		made++;
-	} while ((uint32_t)made < MIN(count, POST_OPS_MAX) && is_inside(&posts[made]) &&
-		 rail_deal(engine, posts->peer, posts[made].bytes, &any) == index);
-	int taken = nic->transport->post(nic, ops, made);
-	while (made > MAX(taken, 0))
-		slot_give_back(engine, &engine->slots[ops[--made].id & UINT32_MAX]);
-	return taken;
-}
-
-int post_ops(struct engine *engine, const struct post *posts, uint32_t count)
-{
-	struct engine_peer *peer = posts->peer;
-	if (!is_inside(posts))
-		return post_refuse(engine, posts, -EPROTO);
-	/* At most once around all rails: each turn marks one as refused. */
-	for (uint32_t turn = 0; turn < engine->nic_count; turn++) {
-		bool any;
-		uint32_t index = rail_deal(engine, peer, posts->bytes, &any);
-		if (!any)
-			return post_refuse(engine, posts, -ENETDOWN);
-		if (index == NONE)
-			return 0;
-		int taken = rail_post(engine, index, posts, count);
-		if (taken > 0)
-			return taken;
-		peer->rails[index].refused_step = engine->step;
-		engine->refused = true;
-		if (taken < 0)
-			rail_out(engine, index, true, taken);
-	}
-	return 0;
-}
+/* ------------------------------------------------------------------------ reports */
 
 bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out)
 {
@@ -217,6 +273,7 @@ bool post_reported(struct engine *engine, uint64_t id, struct op_slot *slot_out)
 
 void post_forget(struct engine *engine, uint32_t nic, const struct engine_peer *peer)
 {
+	assert(engine->nics[nic].queued == 0); /* post_end was before */
 	for (uint32_t i = 0; i < engine->slot_count; i++) {
 		struct op_slot *slot = &engine->slots[i];
 		if (!slot->used || slot->nic != nic || (peer != NULL && slot->peer != peer))

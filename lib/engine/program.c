@@ -318,6 +318,7 @@ void engine_end(struct engine *engine)
 	if (!engine->imm.armed)
 		return;
 	imm_end(&engine->imm);
+	post_end(engine);
 	doubts_end(engine);
 	engine->serial++;
 	stage_cancel(engine->stage, engine->serial);
