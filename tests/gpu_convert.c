@@ -275,11 +275,10 @@ END_TEST
 
 Suite *suite(void)
 {
-	Suite *s = suite_create("moves on a GPU");
-	TCase *tcase = tcase_create("against the host");
-
 	if (!gpus_are_there(1))
 		return NULL;
+	Suite *s = suite_create("moves on a GPU");
+	TCase *tcase = tcase_create("against the host");
 	tcase_set_timeout(tcase, 300);
 	suite_add_tcase(s, tcase);
 	tcase_add_loop_test(tcase, any_move_gives_the_bits_of_the_host, 0,

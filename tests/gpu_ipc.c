@@ -249,11 +249,10 @@ END_TEST
 
 Suite *suite(void)
 {
-	Suite *s = suite_create("gpu_ipc");
-	TCase *tc = tcase_create("gpu");
-
 	if (!gpus_are_there(1))
 		return NULL;
+	Suite *s = suite_create("gpu_ipc");
+	TCase *tc = tcase_create("gpu");
 	two_gpus = gpus_are_there(2);
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, every_byte_is_there_when_its_immediate_is, 0, 4);

@@ -251,11 +251,10 @@ END_TEST
 
 Suite *suite(void)
 {
-	Suite *s = suite_create("gpu_memory");
-	TCase *tc = tcase_create("gpu"), *faults = tcase_create("faults");
-
 	if (!gpus_are_there(1))
 		return NULL;
+	Suite *s = suite_create("gpu_memory");
+	TCase *tc = tcase_create("gpu"), *faults = tcase_create("faults");
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, new_memory_is_zero_and_known_for_what_it_is);
 	tcase_add_test(tc, a_gpu_that_is_not_there_is_an_error_that_names_it);

@@ -292,11 +292,10 @@ END_TEST
 
 Suite *suite(void)
 {
-	Suite *s = suite_create("quantization on a GPU");
-	TCase *tcase = tcase_create("against the host");
-
 	if (!gpus_are_there(1))
 		return NULL;
+	Suite *s = suite_create("quantization on a GPU");
+	TCase *tcase = tcase_create("against the host");
 	tcase_set_timeout(tcase, 300);
 	suite_add_tcase(s, tcase);
 	if (getenv("WS_CONVERT_OUT") != NULL) {
