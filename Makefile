@@ -176,8 +176,9 @@ check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two vi
 	@MAKEFLAGS= $(MAKE) -s SAN=address,undefined $(ROCE_TESTS:%=build-address,undefined/tests/%)
 	sh tests/roce.sh $(BUILD) '$(PATTERN)'
 
-check-gpu: $(filter $(BUILD)/tests/gpu_%,$(TESTS)) ## on a machine with GPUs: their tests, compute-sanitizer, PyTorch's bits
+check-gpu: all $(filter $(BUILD)/tests/gpu_%,$(TESTS)) ## on a machine with GPUs: their tests, compute-sanitizer, PyTorch's bits, updates
 	sh tests/gpu.sh $(BUILD)
+	sh tests/gpu_updates.sh $(BUILD)
 
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
 	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'
