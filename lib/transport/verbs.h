@@ -77,6 +77,8 @@ struct verbs_options {
 	int rnr_retries;
 	int cq;	      /* entries; 0: what everything in flight needs */
 	int receives; /* -1: what all windows need */
+	int key;      /* the keys that peers are told differ in these bits */
+	int past;     /* the addresses are so much too high */
 };
 
 struct verbs_port {

@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,6 +35,8 @@ static int option_take(struct verbs_options *options, const char *text, const ch
 		{"rnr_retries", &options->rnr_retries, 0, 6},
 		{"cq", &options->cq, 1, 1 << 24},
 		{"receives", &options->receives, 0, 1 << 24},
+		{"key", &options->key, 0, INT_MAX},
+		{"past", &options->past, 0, INT_MAX},
 	};
 	const char *equals = strchr(text, '=');
 	size_t key_bytes = equals != NULL ? (size_t)(equals - text) : strlen(text);

@@ -137,8 +137,8 @@ int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, st
 		own->next->previous = own;
 	verbs->mrs = own;
 	mr->memory = *memory;
-	mr->key = own->mr->rkey;
-	mr->base = (uint64_t)(uintptr_t)memory->base;
+	mr->key = own->mr->rkey ^ (uint32_t)verbs->options.key;
+	mr->base = (uint64_t)(uintptr_t)memory->base + (uint64_t)verbs->options.past;
 	mr->local = own;
 	mr->path = path;
 	return 0;

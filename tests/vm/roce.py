@@ -341,7 +341,7 @@ def _(world):
     attempt.over()
 
 
-# ------------------------------------------------------------------ a rollout whose NIC falls short
+# ------------------------------------------------------------------ a rollout whose NIC falls short, or says what isn't so
 
 def short_of(world, knob, pattern):
     run = world.living()
@@ -372,6 +372,16 @@ def _(world):
 @scenario("a rollout's completion queue is too small: the version aborts in time, saying why")
 def _(world):
     short_of(world, "cq=1", "its completion queue ran over")
+
+
+@scenario("a rollout tells keys that are wrong: the version aborts in time, saying why")
+def _(world):
+    short_of(world, "key=%d" % 0x5a00, "remote access error")
+
+
+@scenario("a rollout tells addresses that lead past its regions: the version aborts in time, saying why")
+def _(world):
+    short_of(world, "past=%d" % (1 << 30), "remote access error")
 
 
 # ------------------------------------------------------------------ main
