@@ -148,6 +148,78 @@ START_TEST(every_range_of_a_gather_equals_that_range_of_the_whole)
 }
 END_TEST
 
+/* As the GPU has it: boxes are kept, and carried out in another order. */
+#define BOXES_MAX 4096u
+
+struct boxes {
+	struct move moves[BOXES_MAX];
+	struct blocks blocks[BOXES_MAX];
+	uint32_t count, limit;
+};
+
+static int box_keep(void *arg, const struct move *box)
+{
+	struct boxes *boxes = arg;
+	if (boxes->count == boxes->limit)
+		return -ENOSPC;
+	struct move *kept = &boxes->moves[boxes->count];
+	*kept = *box;
+	if (box->blocks != NULL) {
+		boxes->blocks[boxes->count] = *box->blocks;
+		kept->blocks = &boxes->blocks[boxes->count];
+	}
+	boxes->count++;
+	return 0;
+}
+
+/* Fills what the boxes write with ones, in a map; no byte twice, none outside. */
+static void boxes_mark(const struct boxes *boxes, const uint8_t *out, uint64_t bytes, uint8_t *map)
+{
+	for (uint32_t i = 0; i < boxes->count; i++) {
+		const struct move *box = &boxes->moves[i];
+		uint64_t at = (uint64_t)((const uint8_t *)box->dst - out);
+		uint64_t end = at + move_element_count(box) * ws_dtype_bytes(box->to);
+		ck_assert_uint_le(end, bytes);
+		for (; at < end; at++)
+			ck_assert_uint_eq(map[at]++, 0);
+	}
+}
+
+START_TEST(boxes_of_a_range_write_it_in_any_order_and_leave_its_padding)
+{
+	struct boxes *boxes = mem_alloc(sizeof(*boxes));
+	struct copy copy;
+	copy_make(&copy, _i);
+	for (int turn = 0; turn < 20; turn++) {
+		uint64_t from = 16 * random_below((copy.bytes + 15) / 16);
+		uint64_t to = MIN(copy.bytes, from + 16 * (1 + random_below(40)));
+		uint8_t *out = mem_alloc(to - from), *map = mem_alloc(to - from);
+		*boxes = (struct boxes){.limit = BOXES_MAX};
+		ck_assert_int_eq(cut_boxes(copy.moves, copy.count, from, to, out, box_keep, boxes),
+				 0);
+		boxes_mark(boxes, out, to - from, map);
+		memset(out, 0xee, to - from);
+		for (uint32_t i = boxes->count; i-- > 0;)
+			convert_move(&boxes->moves[i]);
+		for (uint64_t i = 0; i < to - from; i++)
+			ck_assert_uint_eq(out[i], map[i] != 0 ? copy.packed[from + i] : 0xee);
+		/* What can't be taken ends it. */
+		uint32_t count = boxes->count;
+		*boxes = (struct boxes){.limit = count / 2};
+		ck_assert_int_eq(cut_boxes(copy.moves, copy.count, from, to, out, box_keep, boxes),
+				 count > 0 ? -ENOSPC : 0);
+		ck_assert_uint_eq(boxes->count, count / 2);
+		mem_free(out);
+		mem_free(map);
+	}
+	mem_free(copy.src);
+	mem_free(copy.table);
+	mem_free(copy.packed);
+	mem_free(boxes);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 START_TEST(ops_cover_a_copy_and_nothing_more)
 {
 	static const uint64_t sizes[] = {1, 4095, 4096, 4097, 8191, 8192, 8193, 1234567};
@@ -209,6 +281,8 @@ Suite *suite(void)
 	TCase *cases = tcase_create("cut");
 	tcase_set_timeout(cases, 60);
 	tcase_add_loop_test(cases, every_range_of_a_gather_equals_that_range_of_the_whole, 0, 40);
+	tcase_add_loop_test(cases, boxes_of_a_range_write_it_in_any_order_and_leave_its_padding, 0,
+			    20);
 	tcase_add_test(cases, ops_cover_a_copy_and_nothing_more);
 	tcase_add_test(cases, moves_out_of_order_or_out_of_bounds_are_refused);
 	tcase_add_test(cases, a_digest_is_the_sum_over_ops_and_ends_when_the_attempt_does);
