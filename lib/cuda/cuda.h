@@ -55,6 +55,8 @@ int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_erro
 void cuda_stream_close(struct CUstream_st *stream); /* accepts NULL */
 /* Blocks until all before it on the stream is done. */
 int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err);
+/* 0: all that is on it is done; -EAGAIN: not yet.  Never blocks. */
+int cuda_stream_done(struct CUstream_st *stream, struct ws_error *err);
 
 /* From and to any of the host's memory and the GPUs'.  Returns at once if the host's is pinned. */
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
@@ -171,7 +173,8 @@ int differ_launch(const void *a, const void *b, uint64_t bytes, uint64_t *count,
 		  struct CUstream_st *stream, struct ws_error *err);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);
-/* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet. */
+/* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet.
+ * After an error: 0 until nothing is at work, then -EIO. */
 int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark);
 
 /* ------------------------------------------------------------------------------------------

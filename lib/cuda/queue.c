@@ -101,10 +101,11 @@ int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark)
 {
 	struct ws_error error = {0};
 
+	/* What was queued before the error may still be writing. */
+	if (queue->error.code != 0)
+		return cuda_stream_done(queue->stream, NULL) == -EAGAIN ? 0 : -EIO;
 	if (mark <= queue->passed)
 		return 1;
-	if (queue->error.code != 0)
-		return -EIO;
 	int rc = cuda_event_done(queue->events[mark % CUDA_MARKS_MAX], &error);
 	if (rc == -EAGAIN)
 		return 0;

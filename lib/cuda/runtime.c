@@ -142,6 +142,15 @@ int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err)
 	return error == cudaSuccess ? 0 : cuda_fail(err, error, "finish a stream's work");
 }
 
+int cuda_stream_done(struct CUstream_st *stream, struct ws_error *err)
+{
+	cudaError_t error = cudaStreamQuery(stream);
+
+	if (error == cudaErrorNotReady)
+		return -EAGAIN;
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "finish a stream's work");
+}
+
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
 	      struct ws_error *err)
 {

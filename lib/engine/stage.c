@@ -177,7 +177,8 @@ void stage_heard(struct stage *stage)
 void stage_cancel(struct stage *stage, uint32_t serial)
 {
 	atomic_store_explicit(&stage->serial, serial, memory_order_relaxed);
-	/* Bounded: what is queued is dropped at once, and a piece is one op or one move. */
+	/* Bounded: what is queued is dropped at once, and a piece is one op or one move, or a few
+	 * launches of a GPU, which is given up when it is stuck. */
 	for (;;) {
 		uint32_t head = atomic_load_explicit(&stage->result_head.at, memory_order_relaxed);
 		uint32_t tail = atomic_load_explicit(&stage->result_tail.at, memory_order_acquire);

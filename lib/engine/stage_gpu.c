@@ -11,14 +11,16 @@
 #include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
-#define FLIGHTS	     4u	   /* launches under way, or being put together */
-#define MOVES_MAX    4096u /* of a launch */
-#define REQUESTS_MAX 64u   /* of a launch: the first shall not wait for too many others */
+#define FLIGHTS	     4u	    /* launches under way, or being put together */
+#define MOVES_MAX    4096u  /* of a launch */
+#define REQUESTS_MAX 64u    /* of a launch: the first shall not wait for too many others */
+#define STUCK_MS     60000u /* a launch that hasn't ended by then never will */
 
 struct flight {
 	struct device_batch *batch; /* owned */
 	uint32_t moves;
 	uint32_t result_end; /* results in front of it are done when this launch is */
+	uint64_t launched_ns;
 };
 
 struct stage_gpu {
@@ -26,6 +28,9 @@ struct stage_gpu {
 	struct flight flights[FLIGHTS];
 	uint32_t first, count; /* launched */
 	uint32_t result_end;   /* of requests that were taken */
+	uint64_t ended_ns;     /* the last launch that has */
+	uint64_t busy_ns;      /* of launches whose results weren't told yet */
+	bool stuck;	       /* given up: it isn't asked any more */
 	struct ws_error error; /* the first, for ever; code 0: none */
 };
 
@@ -65,32 +70,52 @@ static struct flight *flight_next(struct stage_gpu *gpu)
 	return &gpu->flights[(gpu->first + gpu->count) % FLIGHTS];
 }
 
-/* Results up to end are there to be taken. */
+/* Results up to end are there to be taken.  They share the time that the GPU was at them. */
 static void results_publish(struct stage *stage, uint32_t end)
 {
+	struct stage_gpu *gpu = stage->gpu;
 	uint32_t tail = atomic_load_explicit(&stage->result_tail.at, memory_order_relaxed);
 	if (end == tail)
 		return;
 	for (uint32_t i = tail; i != end; i++) {
 		struct stage_result *result = &stage->results[i % STAGE_ROOM];
-		result->failed = result->done && stage->gpu->error.code != 0;
-		result->ns = clock_ns() - result->ns;
+		result->failed = result->done && gpu->error.code != 0;
+		result->ns = gpu->busy_ns / (end - tail);
 	}
+	gpu->busy_ns = 0;
 	atomic_store_explicit(&stage->result_tail.at, end, memory_order_release);
 	stage_tell(stage);
 }
 
-/* Ends launches that are done, the oldest first; false: it isn't yet. */
+/* -EAGAIN: the launch is under way.  After an error any may be, and what is told as failed must not
+ * be written to any more. */
+static int flight_look(struct stage_gpu *gpu, const struct flight *flight)
+{
+	if (gpu->stuck)
+		return 0;
+	return gpu->error.code != 0 ? cuda_stream_done(gpu->stream, NULL)
+				    : device_batch_done(flight->batch, &gpu->error);
+}
+
+/* Ends the oldest launch if it is done, or never will be; false: it isn't yet. */
 static bool flight_end(struct stage *stage)
 {
 	struct stage_gpu *gpu = stage->gpu;
 	struct flight *flight = &gpu->flights[gpu->first];
 	if (gpu->count == 0)
 		return false;
-	if (gpu->error.code == 0 && device_batch_done(flight->batch, &gpu->error) == -EAGAIN) {
-		gpu->error = (struct ws_error){0};
+	bool under_way = flight_look(gpu, flight) == -EAGAIN;
+	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
+	if (under_way && ns < STUCK_MS * UINT64_C(1000000))
 		return false;
-	}
+	gpu->stuck |= under_way;
+	if (under_way && gpu->error.code == 0)
+		ws_fail(&gpu->error, -ETIMEDOUT,
+			"GPU %d hasn't done in %u s what it was given: its context is stuck, or "
+			"others keep it busy; start this process again",
+			stage->engine->staging.device, STUCK_MS / 1000);
+	gpu->busy_ns += ns;
+	gpu->ended_ns = now;
 	device_batch_clear(flight->batch);
 	flight->moves = 0;
 	gpu->first = (gpu->first + 1) % FLIGHTS;
@@ -105,6 +130,7 @@ static void flight_launch(struct stage *stage, uint32_t result_end)
 	struct stage_gpu *gpu = stage->gpu;
 	struct flight *flight = flight_next(gpu);
 	flight->result_end = result_end;
+	flight->launched_ns = clock_ns();
 	if (gpu->error.code == 0 && flight->moves > 0)
 		(void)device_batch_launch(flight->batch, gpu->stream, &gpu->error);
 	gpu->count++;
@@ -126,10 +152,10 @@ static int move_take(void *arg, const struct move *move)
 		full = (struct ws_error){0};
 		rc = device_batch_add(flight_next(gpu)->batch, move, &full);
 	}
-	if (rc != 0)
-		gpu->error = full;
-	else
+	if (rc == 0)
 		flight_next(gpu)->moves++;
+	else if (gpu->error.code == 0) /* its text may be told already, and be read */
+		gpu->error = full;
 	return rc;
 }
 
@@ -145,7 +171,7 @@ static void request_take(struct stage *stage, const struct stage_request *reques
 {
 	struct engine *engine = stage->engine;
 	const struct engine_program *given = &engine->program.given;
-	*result = (struct stage_result){.request = *request, .ns = clock_ns()};
+	*result = (struct stage_result){.request = *request};
 	if (!stage_is_live(stage, request->serial))
 		return;
 	result->done = true;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes that a GPU carries out: into a peer's GPU memory (CUDA IPC), or out of mine.  They end
- * after post has returned: what was taken until the next poll is one launch and one mark, and poll
- * hands the immediates over once the mark has passed, so never before the bytes.  Until the last
- * write to a peer has ended, its ring says queued.
+ * after post has returned: what a post took is one launch and one mark, and poll hands the
+ * immediates over once the mark has passed, so never before the bytes.  Until the last write to a
+ * peer has ended, its ring says queued.
  */
 #include <errno.h>
 
 #include "lib/transport/ipc.h"
 
-/* While two launches are under way what is taken waits, so that the next one is large. */
+/* Where a post found no mark, what it took waits until so few launches are under way. */
 #define LAUNCHES   2u
-#define LAUNCH_OPS 96u
+#define LAUNCH_OPS 96u /* of one launch */
 
 struct flight {
 	struct peer *peer;
@@ -20,8 +20,8 @@ struct flight {
 };
 
 struct ipc_gpu {
-	struct cuda_queue queue;
-	int error;	       /* of the GPU, for ever; 0: none */
+	struct cuda_queue queue; /* with the GPU's error, which is for ever */
+	bool error_told;
 	uint32_t first, count; /* of flights */
 	uint32_t marked;       /* of count: those behind aren't launched yet */
 	uint32_t copy_count;   /* of copies: to be launched */
@@ -55,8 +55,13 @@ void ipc_gpu_close(struct ipc *ipc)
 	if (ipc->gpu == NULL)
 		return;
 	cuda_queue_close(&ipc->gpu->queue);
-	for (uint32_t i = 0; i < ipc->peer_count; i++)
-		ipc->peers[i]->flights = 0;
+	for (uint32_t i = 0; i < ipc->peer_count; i++) {
+		struct peer *peer = ipc->peers[i];
+		if (peer->flights > 0)
+			atomic_store_explicit(&peer->out_tail->busy, RING_IDLE,
+					      memory_order_release);
+		peer->flights = 0;
+	}
 	mem_free(ipc->gpu);
 	ipc->gpu = NULL;
 }
@@ -71,8 +76,6 @@ uint32_t ipc_gpu_flights(const struct ipc *ipc)
 	return ipc->gpu != NULL ? ipc->gpu->count : 0;
 }
 
-/* Everything that was taken since the last launch is one: posts of one op each, as long as poll
- * isn't called, too. */
 void ipc_gpu_launch(struct ipc *ipc)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
@@ -84,11 +87,9 @@ void ipc_gpu_launch(struct ipc *ipc)
 	gpu->copy_count = 0;
 	if (rc == 0)
 		rc = cuda_queue_mark(&gpu->queue, &mark);
-	/* So many marks are ahead that the next poll will do. */
+	/* So many marks are ahead that a later poll will do.  After an error mark 0 will do. */
 	if (rc == -EAGAIN)
 		return;
-	if (rc != 0)
-		gpu->error = -EIO;
 	for (; gpu->marked < gpu->count; gpu->marked++)
 		gpu->flights[(gpu->first + gpu->marked) % IPC_OPS_MAX].mark = mark;
 }
@@ -106,8 +107,8 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	op->peer->flights++;
 	if (inside)
 		gpu->copies[gpu->copy_count++] = copy;
-	else if (cuda_queue_copy_host(&gpu->queue, &copy) != 0)
-		gpu->error = -EIO;
+	else
+		(void)cuda_queue_copy_host(&gpu->queue, &copy);
 	if (gpu->count - gpu->marked >= LAUNCH_OPS)
 		ipc_gpu_launch(ipc);
 }
@@ -119,7 +120,7 @@ static void flight_end(struct ipc *ipc, const struct flight *flight)
 	const struct failure lost = {.status = peer->lost, .reason = peer->reason};
 	const struct failure fault = {.status = -EIO, .reason = gpu->queue.error.text};
 
-	if (gpu->error != 0) {
+	if (gpu->queue.error.code != 0) {
 		ipc_report(ipc, peer, flight->id, &fault);
 	} else if (peer->lost != 0) {
 		ipc_report(ipc, peer, flight->id, &lost);
@@ -138,12 +139,11 @@ void ipc_gpu_poll(struct ipc *ipc)
 
 	while (gpu != NULL && gpu->marked > 0) {
 		struct flight flight = gpu->flights[gpu->first];
-		int passed =
-			gpu->error != 0 ? gpu->error : cuda_queue_passed(&gpu->queue, flight.mark);
+		int passed = cuda_queue_passed(&gpu->queue, flight.mark);
 		if (passed == 0)
 			break;
-		if (passed < 0 && gpu->error == 0) {
-			gpu->error = passed;
+		if (passed < 0 && !gpu->error_told) {
+			gpu->error_told = true;
 			ipc_trouble(ipc, "GPU %d: %s", gpu->queue.device, gpu->queue.error.text);
 		}
 		gpu->first = (gpu->first + 1) % IPC_OPS_MAX;

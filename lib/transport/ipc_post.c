@@ -49,16 +49,15 @@ static enum outcome view_find(struct peer *peer, const struct op *op, int device
 	struct view *view = &peer->views[index];
 	uint32_t serial =
 		atomic_load_explicit(&peer->door->regions[index].serial, memory_order_acquire);
-	bool again;
+	bool again, fits = view->key != 0 && view->key == op->remote_key && view->serial == serial;
 
 	*failure = (struct failure){.status = -EIO};
 	*view_out = view;
-	/* What the GPU is writing into stays mapped until it is done. */
-	if (view->is_opened && view->serial != serial && peer->flights > 0)
+	/* What the GPU may be writing into stays mapped until it is done. */
+	if (!fits && view->key != 0 && peer->flights > 0)
 		return OP_NOT_TAKEN;
-	if ((view->key == 0 || view->key != op->remote_key || view->serial != serial) &&
-	    !shared_view(view, peer->door, peer->pid, op->remote_key, device, &again,
-			 &failure->reason))
+	if (!fits && !shared_view(view, peer->door, peer->pid, op->remote_key, device, &again,
+				  &failure->reason))
 		return again ? OP_NOT_TAKEN : OP_FAILED;
 	uint64_t offset = op->remote - view->base;
 	if (offset > view->bytes || op->bytes > view->bytes - offset) {
