@@ -10,19 +10,12 @@
 
 #define PAGE_BYTES 4096
 
-/* The caller may compute on another GPU. */
-static void device_leave(int before)
-{
-	if (before >= 0)
-		(void)cuda_use(before, NULL);
-}
-
 static void device_free(const struct ws_memory *memory)
 {
 	int before = cuda_current();
 
 	cuda_free(memory->device, memory->base);
-	device_leave(before);
+	cuda_leave(before);
 }
 
 void ws_memory_free(struct ws_memory *memory)
@@ -52,7 +45,7 @@ static int device_alloc(struct ws_memory *memory, size_t bytes, struct ws_error 
 		rc = cuda_stream_wait(NULL, err);
 	if (rc != 0)
 		ws_memory_free(memory);
-	device_leave(before);
+	cuda_leave(before);
 	return rc;
 }
 
@@ -104,7 +97,7 @@ int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
 		rc = cuda_fill(at, 0, bytes, NULL, err);
 	if (rc == 0)
 		rc = cuda_stream_wait(NULL, err);
-	device_leave(before);
+	cuda_leave(before);
 	return rc;
 }
 
@@ -124,7 +117,7 @@ int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint6
 		rc = cuda_copy(to, at, bytes, NULL, err);
 	if (rc == 0)
 		rc = cuda_stream_wait(NULL, err);
-	device_leave(before);
+	cuda_leave(before);
 	return rc;
 }
 

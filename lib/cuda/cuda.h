@@ -40,6 +40,9 @@ int cuda_device_count(struct ws_error *reason_out);
 int cuda_use(int device, struct ws_error *err);
 /* The calling thread's; -1: none. */
 int cuda_current(void);
+/* share.c.  Makes it the thread's again, which may compute there; but not a GPU that this process
+ * has no context on: to make it current would take hundreds of MiB of it. */
+void cuda_leave(int before);
 
 /* Memory of a GPU (not zeroed), and page-locked memory of the host that every GPU can address.
  * Neither is for the data path; both frees accept NULL and wait for the device. */
@@ -79,7 +82,7 @@ int cuda_launched(const char *doing, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * cuda.c: the host's memory and a GPU's alike.  Both wait: not for the data path.  The caller's
- * current GPU stays what it was.  -EIO.
+ * current GPU stays what it was (cuda_leave).  -EIO.
  */
 int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
 		struct ws_error *err);
@@ -89,7 +92,7 @@ int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint6
 const char *memory_place(const struct ws_memory *memory, char text_out[16]);
 
 /* ------------------------------------------------------------------------------------------
- * share.c.  Threads: any; the caller's current GPU stays what it was.
+ * share.c.  Threads: any; the caller's current GPU stays what it was (cuda_leave).
  */
 /* What CUDA knows of an address. */
 enum cuda_kind {
@@ -136,6 +139,9 @@ int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out
 int cuda_share_open(const struct cuda_share *share, int device, void **base_out,
 		    struct ws_error *err);
 void cuda_share_close(const struct cuda_share *share, int device, void *base);
+/* The same within one process: the GPU can use memory of another one from now on.  -EACCES,
+ * -ENOENT. */
+int cuda_reach(int device, const void *at, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * queue.c: a stream of one GPU.  Calls queue work and come back; errors of the GPU itself come

@@ -19,27 +19,6 @@ _Static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(((struct cuda_share *)0)->ha
 
 /* ---------------------------------------------------------------- the current GPU */
 
-/* Makes a GPU the thread's current one until gpu_leave(before). */
-static cudaError_t gpu_enter(int device, int *before_out)
-{
-	cudaError_t error = cudaGetDevice(before_out);
-
-	return error != cudaSuccess ? error : cudaSetDevice(device);
-}
-
-static void gpu_leave(int before)
-{
-	(void)cudaSetDevice(before);
-	/* What went wrong has been told: the next caller's error is to be its own. */
-	(void)cudaGetLastError();
-}
-
-static int gpu_fail(int device, const char *what, cudaError_t error, struct ws_error *err)
-{
-	return ws_fail(err, -ENODEV, "GPU %d %s: CUDA says '%s'", device, what,
-		       cudaGetErrorString(error));
-}
-
 /* A function of the driver as of this version of CUDA; NULL: it has none. */
 static void *driver_function(const char *name, unsigned int version)
 {
@@ -51,6 +30,39 @@ static void *driver_function(const char *name, unsigned int version)
 	    found != cudaDriverEntryPointSuccess)
 		return NULL;
 	return function;
+}
+
+/* Making a GPU current puts a context on it, of hundreds of MiB. */
+static bool has_context(int device)
+{
+	PFN_cuDevicePrimaryCtxGetState_v7000 ask;
+	unsigned int flags;
+	int active = 0;
+
+	*(void **)&ask = driver_function("cuDevicePrimaryCtxGetState", 7000);
+	return ask == NULL || ask(device, &flags, &active) != CUDA_SUCCESS || active != 0;
+}
+
+void cuda_leave(int before)
+{
+	if (before >= 0 && has_context(before))
+		(void)cudaSetDevice(before);
+	/* What went wrong has been told: the next caller's error is to be its own. */
+	(void)cudaGetLastError();
+}
+
+/* Makes a GPU the thread's current one until cuda_leave(before). */
+static cudaError_t gpu_enter(int device, int *before_out)
+{
+	cudaError_t error = cudaGetDevice(before_out);
+
+	return error != cudaSuccess ? error : cudaSetDevice(device);
+}
+
+static int gpu_fail(int device, const char *what, cudaError_t error, struct ws_error *err)
+{
+	return ws_fail(err, -ENODEV, "GPU %d %s: CUDA says '%s'", device, what,
+		       cudaGetErrorString(error));
 }
 
 /* ---------------------------------------------------------------- what an address is */
@@ -150,7 +162,7 @@ int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offs
 		return gpu_fail(memory->device, "can't be used", error, err);
 	CUresult result = handle_of(fd_out, (CUdeviceptr)begin, end - begin,
 				    CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-	gpu_leave(before);
+	cuda_leave(before);
 	if (result != CUDA_SUCCESS) {
 		*fd_out = -1;
 		return ws_fail(err, -ENOTSUP,
@@ -184,7 +196,7 @@ int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out
 	cudaError_t error = gpu_enter(memory->device, &before);
 	if (error == cudaSuccess) {
 		error = cudaIpcGetMemHandle(&handle, range.base);
-		gpu_leave(before);
+		cuda_leave(before);
 	}
 	if (error != cudaSuccess)
 		return gpu_fail(memory->device, "can't share its memory", error, err);
@@ -215,7 +227,7 @@ int cuda_share_open(const struct cuda_share *share, int device, void **base_out,
 	if (error != cudaSuccess)
 		return gpu_fail(device, "can't be used", error, err);
 	error = cudaIpcOpenMemHandle(&base, handle, cudaIpcMemLazyEnablePeerAccess);
-	gpu_leave(before);
+	cuda_leave(before);
 	if (error != cudaSuccess)
 		return ws_fail(err, open_code(error),
 			       "GPU %d can't map %" PRIu64
@@ -225,6 +237,25 @@ int cuda_share_open(const struct cuda_share *share, int device, void **base_out,
 	return 0;
 }
 
+int cuda_reach(int device, const void *at, struct ws_error *err)
+{
+	int there = cuda_range_of(at).device, before;
+
+	if (there < 0)
+		return ws_fail(err, -ENOENT, "no GPU of this process has memory at %p", at);
+	if (there == device)
+		return 0;
+	cudaError_t error = gpu_enter(device, &before);
+	if (error == cudaSuccess) {
+		error = cudaDeviceEnablePeerAccess(there, 0);
+		cuda_leave(before);
+	}
+	if (error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled)
+		return 0;
+	return ws_fail(err, -EACCES, "GPU %d can't reach the memory of GPU %d: CUDA says '%s'",
+		       device, there, cudaGetErrorString(error));
+}
+
 void cuda_share_close(const struct cuda_share *share, int device, void *base)
 {
 	int before;
@@ -232,5 +263,5 @@ void cuda_share_close(const struct cuda_share *share, int device, void *base)
 	if (base == NULL || gpu_enter(device, &before) != cudaSuccess)
 		return;
 	(void)cudaIpcCloseMemHandle((uint8_t *)base - share->offset);
-	gpu_leave(before);
+	cuda_leave(before);
 }

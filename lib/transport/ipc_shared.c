@@ -142,13 +142,13 @@ static int view_gpu(struct view *view, const struct region_copy *copy, pid_t pid
 
 	view->is_gpu = true;
 	view->memory = (uint8_t *)(uintptr_t)copy->base;
-	if (pid == getpid())
-		return 0;
 	*reason_out = "the peer's memory is a GPU's, and this process uses none";
 	if (device < 0)
 		return -ENODEV;
 	*reason_out = "the peer's GPU memory can't be mapped: it was freed, or no path joins the "
 		      "two GPUs";
+	if (pid == getpid())
+		return cuda_reach(device, view->memory, NULL);
 	int rc = copy->share.bytes < copy->bytes
 			 ? -EPROTO
 			 : cuda_share_open(&copy->share, device, &base, NULL);
