@@ -15,18 +15,28 @@
 
 /* ---------------------------------------------------------------- memory */
 
+/* The engine works where the params lie: it is made anew when they have moved elsewhere. */
+static int params_place(struct ws_rollout *rollout, struct ws_error *err)
+{
+	const struct ws_memory before = rollout->place;
+
+	int rc = memories_place(rollout->own.memories, rollout->own.params.count, &rollout->place,
+				err);
+	if (rollout->place.place != before.place || rollout->place.device != before.device)
+		rollout->wire.engine_made = false;
+	return rc;
+}
+
 int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
-	struct ws_memory place;
-
 	for (uint32_t i = 0; i < rollout->own.params.count; i++)
 		rollout->own.targets[i] = rollout->own.memories[i];
-	int rc = memories_place(rollout->own.memories, rollout->own.params.count, &place, err);
+	int rc = params_place(rollout, err);
 	if (rc != 0 || rollout->inplace || rollout->own.params.arena_bytes == 0)
 		return rc;
-	rollout->spare = place;
-	if (place.place == WS_CUDA)
-		rc = cuda_queue_open(&rollout->queue, place.device, err);
+	rollout->spare = rollout->place;
+	if (rollout->place.place == WS_CUDA)
+		rc = cuda_queue_open(&rollout->queue, rollout->place.device, err);
 	if (rc == 0)
 		rc = ws_memory_alloc(&rollout->spare, rollout->own.params.arena_bytes, err);
 	if (rc != 0)
@@ -37,8 +47,8 @@ int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 		rollout->own.targets[i] = (struct ws_memory){
 			.base = (uint8_t *)rollout->spare.base + param->arena_offset,
 			.bytes = param->bytes,
-			.place = place.place,
-			.device = place.device,
+			.place = rollout->place.place,
+			.device = rollout->place.device,
 		};
 	}
 	return 0;
@@ -75,14 +85,10 @@ void landing_drop(struct ws_rollout *rollout, const struct description *before)
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 {
 	/* What is unpacked lies where it is unpacked to. */
-	int rc = rollout->ring.bytes == 0
-			 ? memories_place(rollout->own.memories, rollout->own.params.count,
-					  &rollout->ring, err)
-			 : 0;
-
-	if (rc == 0)
-		rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,
-				rollout->wire.ring_bytes, err);
+	if (rollout->ring.bytes == 0)
+		rollout->ring = rollout->place;
+	int rc = memory_fit(rollout->engine, &rollout->ring, &rollout->ring_region,
+			    rollout->wire.ring_bytes, err);
 
 	return rc != 0 ? ws_fail_in(err, rc, "%s's receive ring", rollout->name) : 0;
 }
@@ -101,7 +107,7 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 	struct cuda_copy copies[COPY_BATCH];
 	uint64_t until = deadline_in_ms(COPY_OUT_MS), mark;
 	uint32_t count = 0;
-	int rc = 0, passed = 0;
+	int rc = 0, passed = 0, before = cuda_current();
 
 	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
 		copies[count++] = (struct cuda_copy){.to = rollout->own.memories[i].base,
@@ -116,6 +122,7 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 		rc = cuda_queue_mark(queue, &mark);
 	while (rc == 0 && passed == 0 && clock_ns() < until)
 		passed = cuda_queue_passed(queue, mark);
+	cuda_leave(before); /* this is the engine's own thread */
 	if (rc != 0 || passed < 0)
 		return ws_fail(err, -EIO, "%s can't copy its new weights on GPU %d: %s",
 			       rollout->name, queue->device, queue->error.text);

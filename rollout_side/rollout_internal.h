@@ -145,6 +145,7 @@ struct ws_rollout {
 	struct ws_rollout_hooks hooks;
 	void *hook_arg;
 	struct description own;
+	struct ws_memory place;	 /* where the params lie; base and bytes are not used */
 	struct ws_memory spare;	 /* owned; double */
 	struct cuda_queue queue; /* owned; double, on a GPU: copies spare memory out */
 

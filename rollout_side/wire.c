@@ -306,23 +306,22 @@ void rollout_wire_pair(struct ws_rollout *rollout, const struct member_event *ev
 
 static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 {
-	struct engine_options options = {
+	const struct engine_options options = {
 		.devices = rollout->devices.device,
 		.device_count = rollout->devices.count,
 		.op_bytes = rollout->wire.rules.op_bytes,
 		.wire_digests = rollout->wire.rules.wire_digests,
+		.place = rollout->place.place,
+		.device = rollout->place.device,
 	};
-	struct ws_memory place;
 
 	engine_close(rollout->engine);
 	rollout->engine = NULL;
 	rollout->ring_region = UINT32_MAX;
 	rollout->landing_registered = false;
-	int rc = memories_place(rollout->own.memories, rollout->own.params.count, &place, err);
-	options.place = place.place;
-	options.device = place.device;
-	if (rc == 0)
-		rc = engine_open(&rollout->engine, &options, err);
+	if (rollout->ring.place != options.place || rollout->ring.device != options.device)
+		ws_memory_free(&rollout->ring);
+	int rc = engine_open(&rollout->engine, &options, err);
 	rollout->wire.engine_made = rc == 0;
 	return rc;
 }

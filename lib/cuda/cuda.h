@@ -164,6 +164,7 @@ struct cuda_copy {
 	uint64_t bytes;
 };
 
+/* Open and close leave the caller's current GPU as it was; the others make it the queue's. */
 int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err);
 /* Waits for what is queued; harmless on one that isn't open. */
 void cuda_queue_close(struct cuda_queue *queue);

@@ -8,22 +8,29 @@
 
 int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err)
 {
+	int before = cuda_current();
+
 	*queue = (struct cuda_queue){.device = device};
 	int rc = cuda_stream_open(device, &queue->stream, err);
 	for (uint32_t i = 0; rc == 0 && i < CUDA_MARKS_MAX; i++)
 		rc = cuda_event_open(device, &queue->events[i], err);
 	if (rc != 0)
 		cuda_queue_close(queue);
+	cuda_leave(before);
 	return rc;
 }
 
 void cuda_queue_close(struct cuda_queue *queue)
 {
-	if (queue->stream != NULL && cuda_use(queue->device, NULL) == 0)
+	if (queue->stream == NULL)
+		return;
+	int before = cuda_current();
+	if (cuda_use(queue->device, NULL) == 0)
 		(void)cuda_stream_wait(queue->stream, NULL);
 	cuda_stream_close(queue->stream);
 	for (uint32_t i = 0; i < CUDA_MARKS_MAX; i++)
 		cuda_event_close(queue->events[i]);
+	cuda_leave(before);
 	*queue = (struct cuda_queue){0};
 }
 
