@@ -51,7 +51,7 @@ struct ws_memory update_param(const struct update_rank *rank, enum side side, ui
 				  .device = rank->device};
 }
 
-/* Whether both the canonical box and its place are without gaps, whatever the order of its dims. */
+/* Whether it is one run of bytes, in the canonical tensor and in its place alike. */
 static bool is_run(const struct tensor_rule *rule, const struct piece *piece, uint64_t *from_out)
 {
 	int64_t stride = 1, canonical = 1;

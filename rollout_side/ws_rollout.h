@@ -40,6 +40,9 @@ enum ws_buffers {
 /*
  * Hooks, all optional.  arg comes back.  0 or a negative errno with a sentence in err.  They may
  * take as long as the engine needs; nothing of weightsync is blocked but this rank's progress.
+ * On a GPU the memory is written by streams of weightsync's own: kernels that read it must have
+ * ended when the hook that stops serving returns 0, and from on_reload on any stream sees the
+ * bytes.
  *
  *   on_begin   an update begins.  In place: stop serving, the memory is poisoned from now on;
  *              -EAGAIN: not yet, called again at the next step until the engine has all its ranks

@@ -162,7 +162,9 @@ WS_API int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, st
  * same version, which must not be below any that went live (the same one again is a new attempt,
  * for replicas that missed it).
  *
- * The params must not change until it returns; ws_trainer_push_begin() lets them earlier.
+ * The params must not change until it returns; ws_trainer_push_begin() lets them earlier.  On a GPU
+ * they are read by streams of weightsync's own: whatever writes them must have ended before the
+ * call (synchronize its stream).
  * report may be NULL; it says which replicas are live, also when an error is returned.
  * -ETIMEDOUT, -EIO, -ECONNRESET: no replica serves torn weights; push again.
  */
