@@ -124,14 +124,23 @@ scripts() {
 	done
 }
 
-# Runs a command line beside a part's own work.  usage: beside NAME 'COMMAND LINE' WORK..
-beside() {
-	companion=$1 line=$2
-	shift 2
-	(limit=1800 && run_quietly "$companion" sh -c "$line") &
-	"$@"
+# The scripts, then the sanitized programs; beside them these are compiled, and then two virtual machines run.
+scripts_and_sanitizer() {
+	(
+		limit=1800
+		run_quietly "compile asan" \
+			sh -c "make -s -j$(nproc) SAN=address,undefined all tests && echo 'ok compile asan'"
+		run_quietly "roce build" sh tests/roce.sh build
+	) &
+	scripts build faults updates quantized doctor cli bad_manifests memory auto hosts bench dump page \
+		safetensors_reference convert_reference topology examples import
+	while [ ! -f "$(log_of "compile asan").end" ]; do # ends by its limit
+		sleep 1
+	done
+	programs build-address,undefined short_ones
 	wait
-	count_one "$companion"
+	count_one "compile asan"
+	count_one "roce build"
 }
 
 # One command of the house as one test.
@@ -153,12 +162,7 @@ compile() {
 check() {
 	part "layers" command_passes layers sh tests/layers.sh
 	part "unit, contract, engine, planner, sides (gcc)" programs build
-	part "scripts: updates, faults, the command line; beside them the asan+ubsan build" \
-		beside "compile asan" "make -s -j$(nproc) SAN=address,undefined all tests && echo 'ok compile asan'" \
-		scripts build faults updates quantized doctor cli bad_manifests memory auto hosts bench dump page safetensors_reference \
-		convert_reference topology examples import
-	part "asan+ubsan, but for the long ones; beside it real verbs, two virtual machines with two RoCE rails each" \
-		beside "roce build" "sh tests/roce.sh build" programs build-address,undefined short_ones
+	part "scripts, and asan+ubsan but for the long ones; beside them real verbs, two virtual machines" scripts_and_sanitizer
 	part "corpora of the fuzzers, under asan+ubsan" scripts build-address,undefined fuzz_seeds
 }
 

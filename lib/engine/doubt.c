@@ -11,9 +11,10 @@
 
 #include "lib/engine/engine_internal.h"
 
-#define FIRST_NS    UINT64_C(1000000000)
-#define FACTOR_BITS 2u /* four times as long each time, */
-#define TIMES_MAX   6u /* up to 4096 s */
+#define FIRST_NS UINT64_C(8000000000) /* longer than a wiring takes, or it would be over at once \
+				       */
+#define FACTOR_BITS 2u		      /* four times as long each time, */
+#define TIMES_MAX   4u		      /* up to 2048 s */
 #define STUCK_NS    UINT64_C(1000000000)
 #define CALM_NS	    UINT64_C(60000000000) /* carried bytes for so long: as good as new */
 
