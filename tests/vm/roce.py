@@ -390,7 +390,8 @@ def _(world):
     short_of(world, "key=%d" % 0x5a00, "remote access error")
 
 
-@scenario("a rollout tells addresses that lead past its regions: the version aborts in time, saying why")
+# Not always: verbs_faults writes past a region in every run, and what follows is as with a wrong key.
+@scenario("a rollout tells addresses that lead past its regions: the version aborts in time, saying why", always=False)
 def _(world):
     short_of(world, "past=%d" % (1 << 30), "remote access error")
 
