@@ -322,7 +322,8 @@ def _(world):
     expect(not failed, "1 %% of loss failed a version: %s" % failed)
 
 
-@scenario("a switch drops frames above 600 bytes in mid update: the version aborts in time, saying why")
+# Not always, for the six minutes: ends of different MTU are tried in every run.
+@scenario("a switch drops frames above 600 bytes in mid update: the version aborts in time, saying why", always=False)
 def _(world):
     run = world.living()
     attempt = Attempt(run)
