@@ -7,6 +7,7 @@
  */
 #include <assert.h>
 #include <errno.h>
+#include <float.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -52,11 +53,31 @@ static void parse_block(struct parse *parse, const struct json *block, struct qu
 			     "\"block\" only");
 }
 
+/* What a block's maximum is at least; lib/convert has it as an f32. */
+static double parse_eps(struct parse *parse, const struct json *eps, const char *scheme)
+{
+	if (eps == NULL)
+		return 0;
+	if (eps->type == JSON_NUMBER && eps->number >= 0 && eps->number <= FLT_MAX)
+		return eps->number;
+	findings_add(&parse->found, "quant", scheme,
+		     "\"eps\" must be a number from 0 on that an f32 holds");
+	return 0;
+}
+
+static bool parse_flag(struct parse *parse, const struct json *json, const char *key,
+		       const char *scheme)
+{
+	const struct json *flag = json_get(json, key);
+	if (flag != NULL && flag->type != JSON_TRUE && flag->type != JSON_FALSE)
+		findings_add(&parse->found, "quant", scheme, "\"%s\" must be true or false", key);
+	return json_true(json, key);
+}
+
 static void parse_scheme(struct parse *parse, const struct json *json, struct quant_scheme *scheme)
 {
 	static const char *const kinds[] = {
 		[SCHEME_BLOCK] = "block", [SCHEME_CHANNEL] = "channel", [SCHEME_TENSOR] = "tensor"};
-	const struct json *eps = json_get(json, "eps");
 	const char *kind = json_text(json, "kind", ""), *name = scheme->name;
 	uint32_t k = 0;
 	while (k < ARRAY_SIZE(kinds) && strcmp(kinds[k], kind) != 0)
@@ -76,9 +97,9 @@ static void parse_scheme(struct parse *parse, const struct json *json, struct qu
 	if (scheme->scale == WS_NONE)
 		findings_add(&parse->found, "quant", name,
 			     "\"scale\" must be \"f32\", \"bf16\" or \"ue8m0\"");
-	scheme->eps = eps == NULL ? 0 : eps->number;
-	scheme->pow2 = json_true(json, "pow2");
-	scheme->reciprocal = json_true(json, "recip");
+	scheme->eps = parse_eps(parse, json_get(json, "eps"), name);
+	scheme->pow2 = parse_flag(parse, json, "pow2", name);
+	scheme->reciprocal = parse_flag(parse, json, "recip", name);
 	if (scheme->scale == WS_F8_E8M0 && !scheme->pow2)
 		findings_add(&parse->found, "quant", name,
 			     "scales of dtype ue8m0 are powers of two: it needs \"pow2\": true");
