@@ -41,9 +41,11 @@ int box_compare(const struct box *a, const struct box *b);
 bool box_intersect(const struct box *a, const struct box *b, struct box *out);
 /* What of `from` isn't in `hole` (they intersect): up to 2 * BOX_DIM_MAX boxes. */
 uint32_t box_subtract(const struct box *from, const struct box *hole, struct box *out);
-/* Rewrites the boxes from `first` on, of one dim count, as the disjoint boxes of their union: the
- * same for the same union, in order.  -ENOMEM. */
-int boxes_unite(struct vec *boxes, size_t first);
+/* A copy behind the others; not of one of them.  -ENOMEM. */
+int boxes_add(struct vec *boxes, const struct box *box);
+/* Rewrites boxes of one dim count as the disjoint boxes of their union: the same for the same
+ * union, in order.  -ENOMEM. */
+int boxes_unite(struct vec *boxes);
 /* "[0:64, 128:256]" */
 const char *box_text(const struct box *box, char *out, size_t bytes);
 

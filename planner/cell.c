@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Boxes in canonical coordinates: volume, order, intersection, difference.
+ * Boxes in canonical coordinates: volume, order, intersection, difference; and lists of them.
  */
 #include <stdio.h>
 
@@ -77,6 +77,16 @@ uint32_t box_subtract(const struct box *from, const struct box *hole, struct box
 		rest.extent[d] = hole_end - hole_begin;
 	}
 	return count;
+}
+
+int boxes_add(struct vec *boxes, const struct box *box)
+{
+	struct box *added = vec_add(boxes, sizeof(*added));
+
+	if (added == NULL)
+		return -ENOMEM;
+	*added = *box;
+	return 0;
 }
 
 const char *box_text(const struct box *box, char *out, size_t bytes)

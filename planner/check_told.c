@@ -116,10 +116,8 @@ static int covers(struct vec *work, size_t first, const struct box *region, uint
 			if (box.offset[dim] > at || box_end <= at)
 				continue;
 			next = MIN(next, box_end);
-			struct box *in_slab = vec_add(work, sizeof(*in_slab));
-			if (in_slab == NULL)
+			if (boxes_add(work, &box) != 0)
 				return -ENOMEM;
-			*in_slab = box;
 		}
 		int rc = covers(work, end, region, dim + 1);
 		work->count = end;
@@ -135,12 +133,8 @@ static int boxes_cover(struct told *told, const struct box *region)
 	told->work.count = 0;
 	for (size_t i = 0; i < told->boxes.count; i++) {
 		const struct box *box = (const struct box *)told->boxes.items + i;
-		if (!meets(box, region))
-			continue;
-		struct box *kept = vec_add(&told->work, sizeof(*kept));
-		if (kept == NULL)
+		if (meets(box, region) && boxes_add(&told->work, box) != 0)
 			return -ENOMEM;
-		*kept = *box;
 	}
 	return covers(&told->work, 0, region, 0);
 }
@@ -154,17 +148,13 @@ static int piece_add(struct vec *boxes, const struct piece *piece, const struct 
 	memcpy(box.extent, piece->extent, sizeof(box.extent));
 	if (!meets(&box, region))
 		return 0;
-	struct box *kept = vec_add(boxes, sizeof(*kept));
-	if (kept == NULL)
-		return -ENOMEM;
 	for (uint32_t d = 0; d < box.dim_count; d++) {
 		uint64_t end =
 			MIN(box.offset[d] + box.extent[d], region->offset[d] + region->extent[d]);
 		box.offset[d] = MAX(box.offset[d], region->offset[d]);
 		box.extent[d] = end - box.offset[d];
 	}
-	*kept = box;
-	return 0;
+	return boxes_add(boxes, &box);
 }
 
 /* Whether a second param of this rank may have pieces of the tensor: it stands in several rules. */
@@ -370,12 +360,9 @@ static int own_add(struct told *told, uint32_t table, const struct box *region)
 	if (told->self == NULL)
 		return holdings_add(told->checking, &told->boxes, told->view, table, region);
 	for (size_t i = known_first(&told->found, table);
-	     i < told->found.count && found[i].table == table; i++) {
-		struct box *box = vec_add(&told->boxes, sizeof(*box));
-		if (box == NULL)
+	     i < told->found.count && found[i].table == table; i++)
+		if (boxes_add(&told->boxes, &found[i].box) != 0)
 			return -ENOMEM;
-		*box = found[i].box;
-	}
 	return 0;
 }
 

@@ -105,12 +105,9 @@ static int boxes_subtract(struct making *making, const struct box *hole)
 			count = box_subtract(&boxes[i], hole, pieces);
 		else
 			pieces[0] = boxes[i];
-		for (uint32_t p = 0; p < count; p++) {
-			struct box *left = vec_add(&making->boxes[1], sizeof(*left));
-			if (left == NULL)
+		for (uint32_t p = 0; p < count; p++)
+			if (boxes_add(&making->boxes[1], &pieces[p]) != 0)
 				return -ENOMEM;
-			*left = pieces[p];
-		}
 	}
 	struct vec swap = making->boxes[0];
 	making->boxes[0] = making->boxes[1];
@@ -127,10 +124,8 @@ static int boxes_uncovered(struct making *making, const struct box *box)
 
 	assert(making->cells.count == 0 || ends != NULL);
 	making->boxes[0].count = 0;
-	struct box *first = vec_add(&making->boxes[0], sizeof(*first));
-	if (first == NULL)
+	if (boxes_add(&making->boxes[0], box) != 0)
 		return -ENOMEM;
-	*first = *box;
 	for (size_t i = making->cells.count; i > 0 && ends[i - 1] > box_begin(box); i--) {
 		if (!box_intersect(&cells[i - 1].box, box, &common))
 			continue;

@@ -150,12 +150,10 @@ static int stretch_unite(struct stretch *stretch)
 		for (end = i; end < count && found[end].sender == found[i].sender &&
 			      found[end].receiver == found[i].receiver;
 		     end++) {
-			struct box *box = vec_add(&stretch->boxes, sizeof(*box));
-			if (box == NULL)
+			if (boxes_add(&stretch->boxes, &found[end].blocks) != 0)
 				return -ENOMEM;
-			*box = found[end].blocks;
 		}
-		if (boxes_unite(&stretch->boxes, 0) != 0)
+		if (boxes_unite(&stretch->boxes) != 0)
 			return -ENOMEM;
 		for (size_t b = 0; b < stretch->boxes.count; b++) {
 			struct share *share = vec_add(&stretch->shares, sizeof(*share));
@@ -181,12 +179,10 @@ static int local_blocks(struct stretch *stretch)
 		const struct share *share = need ? NULL : &found[i - stretch->needs.count];
 		if ((need ? needs[i].rank : share->sender) != self)
 			continue;
-		struct box *box = vec_add(&stretch->boxes, sizeof(*box));
-		if (box == NULL)
+		if (boxes_add(&stretch->boxes, need ? &needs[i].blocks : &share->blocks) != 0)
 			return -ENOMEM;
-		*box = need ? needs[i].blocks : share->blocks;
 	}
-	return boxes_unite(&stretch->boxes, 0);
+	return boxes_unite(&stretch->boxes);
 }
 
 static int local_add(struct stretch *stretch, const struct plan_table *table,
@@ -282,13 +278,10 @@ static int unit_needs(struct stretch *stretch, size_t first, size_t end)
 	stretch->next.count = 0;
 	for (size_t i = first, next; i < end; i = next) {
 		stretch->boxes.count = 0;
-		for (next = i; next < end && needs[next].rank == needs[i].rank; next++) {
-			struct box *box = vec_add(&stretch->boxes, sizeof(*box));
-			if (box == NULL)
+		for (next = i; next < end && needs[next].rank == needs[i].rank; next++)
+			if (boxes_add(&stretch->boxes, &needs[next].blocks) != 0)
 				return -ENOMEM;
-			*box = needs[next].blocks;
-		}
-		if (boxes_unite(&stretch->boxes, 0) != 0)
+		if (boxes_unite(&stretch->boxes) != 0)
 			return -ENOMEM;
 		for (size_t b = 0; b < stretch->boxes.count; b++) {
 			struct need *need = vec_add(&stretch->next, sizeof(*need));

@@ -12,15 +12,6 @@ struct uniting {
 	struct vec out;	 /* of struct box */
 };
 
-static struct box *box_add(struct vec *list, const struct box *box)
-{
-	struct box *added = vec_add(list, sizeof(*added));
-
-	if (added != NULL)
-		*added = *box;
-	return added;
-}
-
 static int number_order(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -64,7 +55,7 @@ static int slab_collect(struct uniting *all, size_t first, size_t count, uint32_
 	for (size_t i = first; i < first + count; i++) {
 		const struct box box = ((const struct box *)all->work.items)[i];
 		if (box.offset[dim] <= lo && box.offset[dim] + box.extent[dim] >= hi &&
-		    box_add(&all->work, &box) == NULL)
+		    boxes_add(&all->work, &box) != 0)
 			return -ENOMEM;
 	}
 	return 0;
@@ -97,7 +88,7 @@ static int unite(struct uniting *all, size_t first, size_t count, uint32_t dim)
 	const struct box one = ((const struct box *)all->work.items)[first];
 
 	if (count == 1 || dim == one.dim_count)
-		return box_add(&all->out, &one) == NULL ? -ENOMEM : 0;
+		return boxes_add(&all->out, &one);
 	uint64_t *cuts = cuts_make((const struct box *)all->work.items + first, count, dim);
 	size_t last = all->out.count;
 	int rc = cuts == NULL ? -ENOMEM : 0;
@@ -116,21 +107,20 @@ static int unite(struct uniting *all, size_t first, size_t count, uint32_t dim)
 	return rc;
 }
 
-int boxes_unite(struct vec *boxes, size_t first)
+int boxes_unite(struct vec *boxes)
 {
 	struct uniting all = {0};
-	size_t count = boxes->count - first;
 	int rc = 0;
 
-	if (count < 2)
+	if (boxes->count < 2)
 		return 0;
-	for (size_t i = first; rc == 0 && i < boxes->count; i++)
-		rc = box_add(&all.work, (const struct box *)boxes->items + i) == NULL ? -ENOMEM : 0;
+	for (size_t i = 0; rc == 0 && i < boxes->count; i++)
+		rc = boxes_add(&all.work, (const struct box *)boxes->items + i);
 	if (rc == 0)
-		rc = unite(&all, 0, count, 0);
-	boxes->count = first;
+		rc = unite(&all, 0, boxes->count, 0);
+	boxes->count = 0;
 	for (size_t i = 0; rc == 0 && i < all.out.count; i++)
-		rc = box_add(boxes, (const struct box *)all.out.items + i) == NULL ? -ENOMEM : 0;
+		rc = boxes_add(boxes, (const struct box *)all.out.items + i);
 	vec_release(&all.work);
 	vec_release(&all.out);
 	return rc;
