@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The check of what is quantized on the way.  Each code must be made by the maximum of its own
- * block and each scale of that of its own; maxima told must come to the same block's entry.  And
- * for each block that a trainer sends codes or scales of, the boxes that it has looked through, and
- * those that its tellers have, cover all of the block.
+ * block and each scale of that of its own; maxima told must come to the same block's entry.  The
+ * blocks that a trainer sends codes or scales of are noted: check_told.c proves that it knows them.
  */
 #include <stdio.h>
 

@@ -102,7 +102,7 @@ void account_reach(const struct form *form, struct reach *list)
 }
 
 /* The piece that has element x: among those that begin before it, from the nearest back. */
-static const struct piece *spot_find(struct spot_param *spot, uint64_t x, uint64_t *at)
+const struct piece *account_place(struct spot_param *spot, uint64_t x, uint64_t *at)
 {
 	const struct form *form = spot->param->form;
 	uint32_t lo = 0, hi = form->piece_count;
@@ -128,16 +128,11 @@ static const struct piece *spot_find(struct spot_param *spot, uint64_t x, uint64
 	return NULL;
 }
 
-const struct piece *account_place(struct spot_param *spot, uint64_t x, uint64_t *at)
-{
-	return spot_find(spot, x, at);
-}
-
 const struct piece *account_find(struct spot_param *spot, uint64_t x)
 {
 	uint64_t at[BOX_DIM_MAX];
 
-	return spot_find(spot, x, at);
+	return account_place(spot, x, at);
 }
 
 struct spot_tensor spot_tensor(const struct spot_param *spot, const struct piece *piece)
@@ -194,8 +189,8 @@ struct follow {
 static int follow_element(struct follow *follow, uint64_t x, uint64_t y)
 {
 	char have[512], want[512];
-	const struct piece *s = spot_find(follow->source, x, follow->source_at);
-	const struct piece *t = spot_find(follow->target, y, follow->target_at);
+	const struct piece *s = account_place(follow->source, x, follow->source_at);
+	const struct piece *t = account_place(follow->target, y, follow->target_at);
 
 	if (s == NULL || t == NULL) {
 		const struct spot_param *spot = s == NULL ? follow->source : follow->target;

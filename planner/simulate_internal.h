@@ -175,14 +175,17 @@ static inline struct exchange *exchange_of(const struct player *player, uint32_t
 	return &player->exchanges[(size_t)trainer * player->buckets + bucket];
 }
 
+/* ---- simulate.c */
+void player_add(struct player *player, enum sim_phase phase, uint32_t member, uint32_t bucket,
+		double begin_s, double end_s, uint64_t bytes, double busy_s);
+
 /* ---- simulate_exchange.c: maxima between trainers, where weights are quantized on the way. */
 int exchanges_make(struct player *player);
 /* A trainer has found its maxima of a bucket: it tells them, and the gates of all who have theirs
  * open. */
 void exchange_found(struct player *player, uint32_t trainer, uint32_t bucket, double found_s);
-void player_add(struct player *player, enum sim_phase phase, uint32_t member, uint32_t bucket,
-		double begin_s, double end_s, uint64_t bytes, double busy_s);
 
+/* ---- simulate_links.c */
 /* Fills hosts, factors, capacities, flows, and what each member does in each bucket. */
 int links_make(struct player *player, struct ws_error *err);
 
