@@ -24,8 +24,8 @@ static void planning_release(struct planning *planning)
 	vec_release(&planning->shaped);
 	vec_release(&planning->ring);
 	vec_release(&planning->needs);
-	vec_release(&planning->grids);
-	idmap_release(&planning->grid_map);
+	vec_release(&planning->blocks);
+	idmap_release(&planning->blocks_map);
 	idmap_release(&planning->family_map);
 	idmap_release(&planning->set_map);
 	idmap_release(&planning->pair_map);

@@ -317,12 +317,12 @@ struct planning {
 	struct vec sorted; /* of struct raw_key */
 	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
 	struct vec ring;   /* of struct raw: those that go through the ring */
-	/* Of the kind at hand, of trainers: */
-	struct vec needs;      /* of struct need */
-	uint32_t *need_last;   /* by trainer: its last need's index + 1, or 0 */
-	struct idmap grid_map; /* by digest: index in grids */
-	struct vec grids;      /* of const struct plan_blocks *: those kept, each once */
-	uint32_t *unit_kind;   /* by unit: of layers planned; NONE elsewhere */
+	/* Where something is quantized on the way: */
+	struct vec needs;	 /* of struct need: of the kind at hand */
+	uint32_t *need_last;	 /* by trainer: its last need's index + 1, or 0 */
+	struct vec blocks;	 /* of const struct plan_blocks *: those kept, each once */
+	struct idmap blocks_map; /* by digest: index in blocks */
+	uint32_t *unit_kind;	 /* by unit: of layers planned; NONE elsewhere */
 };
 
 /* ---- refuse.c: findings of both manifests together, once units and patterns are known. */
@@ -486,7 +486,6 @@ int pairs_index(struct plan *plan);
 
 /* ---- walk.c */
 /* Over all copies of a segment, and over all that both ends of a pair must agree on. */
-bool plan_segment_of_tables(const struct plan *plan, const struct segment *segment);
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment);
 uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *state);
 struct segment *plan_segment(const struct plan *plan, uint32_t index);

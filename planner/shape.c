@@ -217,9 +217,11 @@ static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct r
 	if (stored == NULL)
 		return -ENOMEM;
 	*stored = *copy;
-	for (uint32_t i = 0; i < copy->part_count; i++)
+	for (uint32_t i = 0; i < copy->part_count; i++) {
+		segment->of_tables = segment->of_tables || raws[i].part.kind != PART_CAST;
 		if (keep_part(planning, &raws[i]) != 0)
 			return -ENOMEM;
+	}
 	return 0;
 }
 
@@ -471,7 +473,6 @@ int shape_segment(struct planning *planning, uint32_t kind, const struct raw *co
 		return ws_fail(err, -ENOSPC, "a copy has more than 2^32 ops: raise op_bytes");
 	if (rc != 0)
 		return plan_no_memory(err);
-	segment_out->of_tables = plan_segment_of_tables(planning->plan, segment_out);
 	segment_out->digest = plan_segment_digest(planning->plan, segment_out);
 	return 0;
 }

@@ -50,7 +50,8 @@ struct box grid_elements(const struct grid *grid, const struct box *blocks)
 	return box;
 }
 
-const struct box *touched_by(const struct geometry *geometry, uint32_t rank)
+/* What the rank touches of a quantized unit, or NULL. */
+static const struct box *touched_by(const struct geometry *geometry, uint32_t rank)
 {
 	uint32_t lo = 0, hi = geometry->touched_count;
 
@@ -193,8 +194,8 @@ static int tables_list(struct planning *planning, uint32_t rank, struct trainer_
 	return 0;
 }
 
-int tables_of(struct planning *planning, uint32_t rank, const struct trainer_tables **out,
-	      struct ws_error *err)
+static int tables_of(struct planning *planning, uint32_t rank, const struct trainer_tables **out,
+		     struct ws_error *err)
 {
 	struct trainer_tables *tables = &planning->plan->tables[rank];
 	const struct holding *holdings;
@@ -273,17 +274,17 @@ const struct plan_blocks *blocks_keep(struct planning *planning, const struct pl
 	uint32_t index;
 
 	/* Ends: there are finitely many that are kept. */
-	while ((index = idmap_get(&planning->grid_map, digest)) != NONE) {
+	while ((index = idmap_get(&planning->blocks_map, digest)) != NONE) {
 		const struct plan_blocks *kept =
-			((const struct plan_blocks **)planning->grids.items)[index];
+			((const struct plan_blocks **)planning->blocks.items)[index];
 		if (memcmp(kept, blocks, sizeof(*kept)) == 0)
 			return kept;
 		digest++;
 	}
 	struct plan_blocks *kept = arena_alloc(&planning->plan->arena, sizeof(*kept));
-	const struct plan_blocks **slot = vec_add(&planning->grids, sizeof(*slot));
+	const struct plan_blocks **slot = vec_add(&planning->blocks, sizeof(*slot));
 	if (kept == NULL || slot == NULL ||
-	    idmap_put(&planning->grid_map, digest, (uint32_t)planning->grids.count - 1) != 0)
+	    idmap_put(&planning->blocks_map, digest, (uint32_t)planning->blocks.count - 1) != 0)
 		return NULL;
 	*kept = *blocks;
 	*slot = kept;

@@ -11,11 +11,11 @@
 struct planning;
 struct geometry;
 
-/* How a scheme cuts a weight: elements of each dim under one scale. */
+/* How a scheme cuts a weight: elements of each dim under one scale.  Compared byte by byte: it has
+ * no gaps. */
 struct grid {
-	uint32_t
-		dim_count; /* of the weight; blocks have as many, or one where there is one scale */
-	bool one;	   /* scale for all */
+	uint32_t dim_count; /* of the weight; blocks have as many, or 1 where `one` is */
+	uint32_t one;	    /* 1: one scale for all */
 	uint64_t each[BOX_DIM_MAX], dim[BOX_DIM_MAX];
 };
 
@@ -65,14 +65,9 @@ struct grid grid_make(const struct quant_scheme *scheme, const struct tensor_rul
 /* The blocks that a box of the weight touches, and the elements of blocks. */
 struct box grid_touched(const struct grid *grid, const struct box *box);
 struct box grid_elements(const struct grid *grid, const struct box *blocks);
-/* What the rank touches of a quantized unit, or NULL. */
-const struct box *touched_by(const struct geometry *geometry, uint32_t rank);
 /* Numbers the units by kind; flags what is near the planned trainer. */
 int tables_begin(struct planning *planning);
-/* The trainer's tables. */
-int tables_of(struct planning *planning, uint32_t rank, const struct trainer_tables **out,
-	      struct ws_error *err);
-/* Its table of a unit that it holds. */
+/* The trainer's table of a unit that it holds. */
 int table_of_unit(struct planning *planning, uint32_t rank, uint32_t unit,
 		  const struct plan_table **out, struct ws_error *err);
 /* The table's blocks as a box whose elements are entries. */

@@ -121,21 +121,6 @@ static uint64_t tables_at(const struct plan *plan, uint32_t member, uint32_t buc
 		       : 0;
 }
 
-bool plan_segment_of_tables(const struct plan *plan, const struct segment *segment)
-{
-	const struct stored_copy *copy =
-		(const struct stored_copy *)plan->copies.items + segment->copy_first;
-
-	for (uint32_t i = 0; i < segment->copy_count; i++, copy++)
-		for (uint32_t p = 0; p < copy->part_count; p++) {
-			const struct plan_part *part =
-				(const struct plan_part *)plan->parts.items + copy->part_first + p;
-			if (part->kind != PART_CAST)
-				return true;
-		}
-	return false;
-}
-
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment)
 {
 	const struct stored_copy *copy =
