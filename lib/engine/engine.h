@@ -312,8 +312,6 @@ struct engine_progress {
 	uint64_t gather_ns;	     /* stage thread's time with CAST, and with hashing */
 	uint64_t quantize_ns;	     /* and with locals and moves of other kinds */
 	uint64_t gated_ns;	     /* in which some gate was held shut by receives alone */
-	uint64_t post_ns;	     /* first post to last SENT */
-	uint64_t first_imm_ns, last_imm_ns;
 };
 void engine_progress(const struct engine *engine, struct engine_progress *progress_out);
 /* A receive that isn't complete: how many ops of it are missing, and the first missing op id. */

@@ -397,7 +397,6 @@ struct program {
 	uint32_t gated;			  /* gates that receives alone hold shut, */
 	uint64_t gated_since_ns;	  /* and since when there is one */
 	bool sends_done_told;
-	uint64_t first_post_ns;
 };
 
 void program_release(struct engine *engine);

@@ -70,10 +70,7 @@ static int data_post(struct engine *engine, struct engine_peer *peer, enum op_ki
 		return post_op(
 			engine,
 			&(struct post){.peer = peer, .op_id = post.op_id, .bytes = UINT64_MAX});
-	int taken = post_op(engine, &post);
-	if (taken == 1 && engine->program.first_post_ns == 0)
-		engine->program.first_post_ns = engine->now_ns;
-	return taken;
+	return post_op(engine, &post);
 }
 
 /* Each of these three tries one op of the peer; true if it went on. */

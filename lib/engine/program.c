@@ -90,13 +90,10 @@ void program_arrived(struct engine *engine, uint32_t nic, const struct event *ev
 	enum imm_verdict verdict = imm_take(&engine->imm, event->imm, &receive);
 	switch (verdict) {
 	case IMM_COUNTED:
-	case IMM_REACHED:
-		if (engine->progress.first_imm_ns == 0)
-			engine->progress.first_imm_ns = engine->now_ns;
-		engine->progress.last_imm_ns = engine->now_ns;
-		break;
 	case IMM_CREDIT:
 		return;
+	case IMM_REACHED:
+		break;
 	case IMM_STALE:
 	case IMM_DUPLICATE:
 	case IMM_UNKNOWN:
@@ -104,8 +101,6 @@ void program_arrived(struct engine *engine, uint32_t nic, const struct event *ev
 		stray_report(engine, nic, event, verdict, receive);
 		return;
 	}
-	if (verdict != IMM_REACHED)
-		return;
 	const struct receive *given = &engine->program.given.receives[receive];
 	if (given->digest_op_id != NONE || given->move_count > 0)
 		due_put(&engine->program.checks, receive);
@@ -132,7 +127,6 @@ void program_reported(struct engine *engine, uint32_t nic, const struct event *e
 	case OP_DIRECT:
 	case OP_GATHERED:
 		engine->progress.bytes_sent += slot.bytes;
-		engine->progress.post_ns = engine->now_ns - engine->program.first_post_ns;
 		engine->program.sends[slot.index].sent++;
 		send_went_on(engine, slot.index);
 		break;
@@ -267,7 +261,6 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	program->ready_digests.head = program->ready_digests.tail = 0;
 	program->turn = program->digests_sent = 0;
 	program->sends_done_told = false;
-	program->first_post_ns = 0;
 	engine->serial++;
 	stage_cancel(engine->stage, engine->serial);
 	locals_arm(engine);
