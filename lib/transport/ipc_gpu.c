@@ -9,9 +9,7 @@
 
 #include "lib/transport/ipc.h"
 
-/* Where a post found no mark, what it took waits until so few launches are under way. */
-#define LAUNCHES   2u
-#define LAUNCH_OPS 96u /* of one launch */
+#define LAUNCH_OPS 96u /* so many aren't kept until their post ends: one kernel takes no more */
 
 struct flight {
 	struct peer *peer;
@@ -23,10 +21,10 @@ struct ipc_gpu {
 	struct cuda_queue queue; /* with the GPU's error, which is for ever */
 	bool error_told;
 	uint32_t first, count; /* of flights */
-	uint32_t marked;       /* of count: those behind aren't launched yet */
+	uint32_t marked;       /* of count: those behind get theirs with the next launch */
 	uint32_t copy_count;   /* of copies: to be launched */
 	struct flight flights[IPC_OPS_MAX];
-	struct cuda_copy copies[IPC_OPS_MAX];
+	struct cuda_copy copies[LAUNCH_OPS];
 };
 
 int ipc_gpu_open(struct ipc *ipc, int device, struct ws_error *err)
@@ -87,7 +85,7 @@ void ipc_gpu_launch(struct ipc *ipc)
 	gpu->copy_count = 0;
 	if (rc == 0)
 		rc = cuda_queue_mark(&gpu->queue, &mark);
-	/* So many marks are ahead that a later poll will do.  After an error mark 0 will do. */
+	/* So many marks are ahead: a later poll finds one.  After an error mark 0 will do. */
 	if (rc == -EAGAIN)
 		return;
 	for (; gpu->marked < gpu->count; gpu->marked++)
@@ -151,6 +149,5 @@ void ipc_gpu_poll(struct ipc *ipc)
 		gpu->marked--;
 		flight_end(ipc, &flight);
 	}
-	if (gpu != NULL && gpu->queue.marked - gpu->queue.passed < LAUNCHES)
-		ipc_gpu_launch(ipc);
+	ipc_gpu_launch(ipc); /* what found no mark */
 }
