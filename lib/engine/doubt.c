@@ -11,10 +11,10 @@
 
 #include "lib/engine/engine_internal.h"
 
-#define FIRST_NS UINT64_C(8000000000) /* longer than a wiring takes, or it would be over at once \
-				       */
-#define FACTOR_BITS 2u		      /* four times as long each time, */
-#define TIMES_MAX   4u		      /* up to 2048 s */
+/* A wiring mustn't take longer, or it would be over when that ends. */
+#define FIRST_NS    UINT64_C(8000000000)
+#define FACTOR_BITS 2u /* four times as long each time, */
+#define TIMES_MAX   4u /* up to 2048 s */
 #define STUCK_NS    UINT64_C(1000000000)
 #define CALM_NS	    UINT64_C(60000000000) /* carried bytes for so long: as good as new */
 

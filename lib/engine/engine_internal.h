@@ -264,7 +264,7 @@ void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32
 void doubts_mend(struct engine *engine, uint64_t now_ns);
 /* The NIC was out of use and is back. */
 void doubts_forget(struct engine *engine, uint32_t nic);
-/* "left out to 'rollout 0.0' (and 1 more) for 1 s: transport retry counter exceeded", or empty. */
+/* "left out to 'rollout 0.0' (and 1 more) for 8 s: transport retry counter exceeded", or empty. */
 void doubts_text(const struct engine *engine, uint32_t nic, char *text_out, size_t bytes);
 
 /* Every region on a NIC that was opened anew; its place in regions, when it is gone. */
@@ -409,7 +409,8 @@ void program_staged_free(struct engine *engine, struct engine_peer *peer); /* al
 void program_issue(struct engine *engine);
 
 /* --------------------------------------------------------------------------- local.c */
-/* Zeroes the tables, shuts the gates; nothing is with the stage thread. */
+/* Zeroes the tables, shuts the gates; nothing is with the stage thread.  Tables on a GPU: as
+ * engine_arm says. */
 void locals_arm(struct engine *engine);
 /* Gives the stage thread the next ones. */
 void locals_issue(struct engine *engine);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ops in flight.  Each has a slot from the moment a NIC took it until it is reported; its id
+ * Ops in flight.  Each has a slot from the moment it is dealt to a NIC until it is reported; its id
  * carries the slot and a generation, so that a report of anything else is recognised.  Ops are
  * dealt to the rail whose NIC will be done with them first: bytes in flight by line rate.  What a
  * NIC was dealt in one step is handed over together, one peer's ops after the other's: where the

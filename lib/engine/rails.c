@@ -43,7 +43,7 @@ const char *rail_trouble(const struct engine *engine, uint32_t index)
 	return why[0] != '\0' ? why : engine_nic(engine, index)->trouble;
 }
 
-/* "is down: port 1 is down", "left out to 'rollout 0.0' for 1 s: .."; empty: in use for all. */
+/* "is down: port 1 is down", "left out to 'rollout 0.0' for 8 s: .."; empty: in use for all. */
 static void rail_text(const struct engine *engine, uint32_t index, char text_out[RAIL_TEXT_MAX])
 {
 	const struct engine_nic *nic = &engine->nics[index];
