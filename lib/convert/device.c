@@ -268,11 +268,12 @@ static int box_add(struct device_batch *batch, struct table *table, const struct
 	uint64_t at;
 	uint32_t d;
 
+	/* Of what was cut off, more dims lie in one block than before. */
+	for (uint32_t i = 0; i < box->dim_count; i++)
+		if (box->dims[i].first + box->dims[i].extent <= box->dims[i].each)
+			box->dims[i].each = UINT64_MAX;
 	if (cut_find(box, is_whole, &d, &at) || long_block_find(box, &d, &at)) {
 		box_cut(box, d, at, &rest);
-		for (uint32_t i = 0; i < box->dim_count; i++)
-			if (box->dims[i].first + box->dims[i].extent <= box->dims[i].each)
-				box->dims[i].each = UINT64_MAX;
 		int rc = box_add(batch, table, move, box, from_bytes, err);
 		return rc != 0 ? rc : box_add(batch, table, move, &rest, from_bytes, err);
 	}
