@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "bench/contest.h"
+#include "bench/measure.h"
 
 #define PORT_FIRST    18515u
 #define START_MS_MAX  20000

@@ -13,8 +13,6 @@
 #ifndef CONTEST_H
 #define CONTEST_H
 
-#include <sys/types.h>
-
 #include "bench/window.h"
 #include "lib/base/base.h"
 #include "lib/transport/transport.h"
@@ -114,10 +112,6 @@ struct contender {
 
 /* Sorts samples, microseconds of half a round each.  worker.c */
 void outcome_latency(struct outcome *outcome, double *samples, uint32_t count);
-
-/* Waits for a child's end, and kills it when time is up; its status is waitpid's, or -1 where it
- * doesn't end even so.  worker.c */
-int child_reap(pid_t child, uint64_t until_ns);
 
 /* By name; NULL if there is none. */
 const struct contender *contender_find(const char *name);

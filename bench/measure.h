@@ -7,6 +7,7 @@
 #define MEASURE_H
 
 #include <stdio.h>
+#include <sys/types.h>
 
 #include "lib/base/base.h"
 
@@ -21,6 +22,10 @@ struct spread {
 struct spread spread_of(double *values, uint32_t count);
 /* The value that this share (0 to 1) of count sorted ones doesn't exceed. */
 double spread_quantile(const double *sorted, uint32_t count, double share);
+
+/* Waits for a child's end, and kills it when time is up; its status is waitpid's, or -1 where it
+ * doesn't end even so. */
+int child_reap(pid_t child, uint64_t until_ns);
 
 struct bench_options {
 	const char *transport;	 /* NULL: "fabric" */

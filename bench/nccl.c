@@ -6,6 +6,9 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
 
 #include "lib/base/base.h"
 
@@ -21,6 +24,10 @@ struct nccl {
 			 struct CUstream_st *stream);
 	int (*comm_destroy)(void *comm);
 	const char *(*get_error_string)(int result);
+	/* What the joining thread is given, and its answer. */
+	struct nccl_id id;
+	int rank, device, rc;
+	struct ws_error error;
 };
 
 static int nccl_fail(const struct nccl *nccl, int result, const char *doing, struct ws_error *err)
@@ -71,11 +78,45 @@ int nccl_id_make(const struct nccl *nccl, struct nccl_id *id_out, struct ws_erro
 	return result == 0 ? 0 : nccl_fail(nccl, result, "make an id", err);
 }
 
-int nccl_join(struct nccl *nccl, const struct nccl_id *id, int rank, struct ws_error *err)
+static void *join(void *arg)
 {
-	int result = nccl->comm_init_rank(&nccl->comm, RANKS, *id, rank);
+	struct nccl *nccl = arg;
 
-	return result == 0 ? 0 : nccl_fail(nccl, result, "join two processes", err);
+	nccl->rc = cuda_use(nccl->device, &nccl->error);
+	if (nccl->rc != 0)
+		return NULL;
+	int result = nccl->comm_init_rank(&nccl->comm, RANKS, nccl->id, nccl->rank);
+	if (result != 0)
+		nccl->rc = nccl_fail(nccl, result, "join two processes", &nccl->error);
+	return NULL;
+}
+
+/* NCCL itself waits for ever for a rank that doesn't come. */
+int nccl_join(struct nccl **nccl, const struct nccl_id *id, int rank, int device, uint32_t wait_ms,
+	      struct ws_error *err)
+{
+	uint64_t until_ns = deadline_in_ms(wait_ms);
+	const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+				       .tv_nsec = (long)(until_ns % 1000000000)};
+	struct nccl *joining = *nccl;
+	pthread_t thread;
+
+	joining->id = *id;
+	joining->rank = rank;
+	joining->device = device;
+	int rc = pthread_create(&thread, NULL, join, joining);
+	if (rc != 0)
+		return ws_fail(err, -rc, "cannot start a thread to join NCCL's ranks: %s",
+			       strerror(rc));
+	if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until) != 0) {
+		pthread_detach(thread);
+		*nccl = NULL;
+		return ws_fail(err, -ETIMEDOUT,
+			       "NCCL's rank %d waited %u s for the other process in vain; measure "
+			       "without it by --alone",
+			       rank, wait_ms / 1000);
+	}
+	return joining->rc == 0 ? 0 : ws_fail(err, joining->rc, "%s", joining->error.text);
 }
 
 int nccl_broadcast(const struct nccl *nccl, void *memory, size_t bytes, struct CUstream_st *stream,

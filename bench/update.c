@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench/update.h"
@@ -194,9 +193,7 @@ static int nccl_start(struct bench *bench, struct ws_error *err)
 	if (rc == 0)
 		rc = update_say(rank->socket, &join, err);
 	if (rc == 0)
-		rc = cuda_use(rank->device, err);
-	if (rc == 0)
-		rc = nccl_join(rank->nccl, &join.id, 0, err);
+		rc = nccl_join(&rank->nccl, &join.id, 0, rank->device, UPDATE_WAIT_MS, err);
 	return rc == 0 ? answer(bench, NULL, err) : rc;
 }
 
@@ -364,7 +361,7 @@ static void bench_close(struct bench *bench)
 	if (bench->rank.socket > 0)
 		close(bench->rank.socket);
 	if (bench->child > 0)
-		waitpid(bench->child, NULL, 0);
+		(void)child_reap(bench->child, deadline_in_ms(UPDATE_END_MS));
 	job_release(&bench->job);
 	mem_free(bench);
 }

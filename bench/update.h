@@ -17,6 +17,7 @@
 #include "trainer_side/ws_trainer.h"
 
 #define UPDATE_WAIT_MS	    120000u
+#define UPDATE_END_MS	    20000u /* how long the rollout's process may take to close */
 #define UPDATE_BUCKET_BYTES ((uint64_t)512 << 20)
 
 struct update_job {

@@ -84,9 +84,7 @@ static int peer_join(struct peer_state *peer, const struct nccl_id *id, struct w
 	struct update_rank *rank = &peer->rank;
 	int rc = nccl_load(&rank->nccl, rank->job->options->nccl, err);
 
-	if (rc == 0)
-		rc = cuda_use(rank->device, err);
-	return rc == 0 ? nccl_join(rank->nccl, id, 1, err) : rc;
+	return rc == 0 ? nccl_join(&rank->nccl, id, 1, rank->device, UPDATE_WAIT_MS, err) : rc;
 }
 
 static int peer_do(struct peer_state *peer, const struct update_message *told,

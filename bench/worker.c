@@ -12,8 +12,7 @@
 
 #include "bench/measure.h"
 
-#define CLIENT_MS_MAX 600000		   /* how long a listener waits for its client */
-#define REAP_NS_MAX   UINT64_C(5000000000) /* how long the killed may take to end */
+#define CLIENT_MS_MAX 600000 /* how long a listener waits for its client */
 
 struct worker {
 	struct channel channel;
@@ -46,18 +45,6 @@ void outcome_latency(struct outcome *outcome, double *samples, uint32_t count)
 	(void)spread_of(samples, count);
 	outcome->p50_us = spread_quantile(samples, count, 0.50);
 	outcome->p99_us = spread_quantile(samples, count, 0.99);
-}
-
-int child_reap(pid_t child, uint64_t until_ns)
-{
-	int status = -1;
-	uint64_t last = MAX(clock_ns(), until_ns) + REAP_NS_MAX;
-	while (waitpid(child, &status, WNOHANG) == 0 && clock_ns() < last) {
-		if (clock_ns() > until_ns)
-			kill(child, SIGKILL);
-		sleep_ns(1000000);
-	}
-	return status;
 }
 
 static int setup_take(struct worker *worker, struct ws_error *err)
