@@ -4,7 +4,7 @@
  * is live, beside what a job does without weightsync: NCCL's broadcast, tensor by tensor into the
  * engine's stacked tensors, or in buckets that are packed and unpacked; and beside one copy of as
  * many bytes, which is all that NVLink can do.  In turns; each update's bytes are compared where
- * they lie.
+ * they lie, unless a scheme quantizes: those of FP8 aren't.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -15,8 +15,6 @@
 
 #include "bench/update.h"
 #include "lib/link/link.h"
-
-#define TURNS_MAX 64
 
 enum contender { UPDATE, PEER_COPY, NCCL_BUCKETS, NCCL_TENSORS, CONTENDER_COUNT };
 
@@ -31,7 +29,7 @@ struct bench {
 	struct cuda_share share; /* of the rollout's memory */
 	void *mapped;		 /* ... and where it is here */
 	uint64_t version, bytes;
-	double seconds[CONTENDER_COUNT][TURNS_MAX];
+	double seconds[CONTENDER_COUNT][BENCH_ROUNDS_MAX];
 	struct ws_report report; /* of the last update */
 };
 
@@ -74,14 +72,15 @@ static int job_make(struct bench *bench, struct ws_error *err)
 		rc = manifest_write(bench, model, (enum side)side, err);
 	model_free(model);
 	model_free(whole);
+	if (rc != 0)
+		return rc;
 	snprintf(bench->job.folder, sizeof(bench->job.folder), "/tmp/weightsync-bench-XXXXXX");
-	if (rc == 0 && mkdtemp(bench->job.folder) == NULL) {
+	if (mkdtemp(bench->job.folder) == NULL) {
 		bench->job.folder[0] = '\0';
-		rc = ws_fail(err, -EIO, "cannot make a folder in /tmp: %s", strerror(errno));
+		return ws_fail(err, -EIO, "cannot make a folder in /tmp: %s", strerror(errno));
 	}
 	snprintf(bench->job.key_path, sizeof(bench->job.key_path), "%s/key", bench->job.folder);
-	if (rc == 0)
-		rc = run_key_make(&key, err);
+	rc = run_key_make(&key, err);
 	return rc == 0 ? run_key_write(&key, bench->job.key_path, err) : rc;
 }
 
@@ -203,7 +202,11 @@ static int turn_update(struct bench *bench, double *seconds, struct ws_error *er
 {
 	struct update_message push = {.word = UPDATE_PUSH, .value = ++bench->version}, said;
 
-	int rc = update_say(bench->rank.socket, &push, err);
+	int rc = tell(bench, UPDATE_CLEAR, err);
+	if (rc == 0)
+		rc = answer(bench, NULL, err);
+	if (rc == 0)
+		rc = update_say(bench->rank.socket, &push, err);
 	if (rc == 0)
 		rc = ws_trainer_push(bench->trainer, bench->version, UPDATE_WAIT_MS, &bench->report,
 				     err);
@@ -295,7 +298,7 @@ static int turns(struct bench *bench, uint32_t rounds, struct ws_error *err)
 static void report_row(struct bench *bench, enum contender contender, uint32_t rounds)
 {
 	const struct bench_options *options = bench->job.options;
-	double ratios[TURNS_MAX], seconds[TURNS_MAX];
+	double ratios[BENCH_ROUNDS_MAX], seconds[BENCH_ROUNDS_MAX];
 
 	for (uint32_t i = 0; i < rounds; i++) {
 		seconds[i] = bench->seconds[contender][i];
@@ -306,11 +309,12 @@ static void report_row(struct bench *bench, enum contender contender, uint32_t r
 	if (options->json)
 		fprintf(options->out,
 			"{\"bench\":\"update\",\"contender\":\"%s\",\"bytes\":%" PRIu64
-			",\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
+			",\"bytes_compared\":%s,\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
 			"\"gb_per_s\":%.3f,\"update_is_faster_by\":%.4f,\"min\":%.4f,"
 			"\"max\":%.4f}\n",
-			contenders[contender], bench->bytes, time.median, time.min, time.max, rate,
-			ratio.median, ratio.min, ratio.max);
+			contenders[contender], bench->bytes,
+			contender == UPDATE && bench->rank.run_count > 0 ? "true" : "false",
+			time.median, time.min, time.max, rate, ratio.median, ratio.min, ratio.max);
 	else
 		fprintf(options->out, "%-14s  %8.4f  %8.4f  %8.4f  %7.1f  %6.3f  %6.3f  %6.3f\n",
 			contenders[contender], time.median, time.min, time.max, rate, ratio.median,
@@ -336,11 +340,11 @@ static void report(struct bench *bench, uint32_t rounds)
 
 	if (!options->json)
 		fprintf(options->out,
-			"%u tensors, %.2f GB of the rollout's; GPU %d to GPU %d; each turn's bytes "
-			"compared: %s\n%-14s  %8s  %8s  %8s  %7s  %6s  %6s  %6s\n",
+			"%u tensors, %.2f GB of the rollout's; GPU %d to GPU %d; each update's "
+			"bytes compared: %s\n%-14s  %8s  %8s  %8s  %7s  %6s  %6s  %6s\n",
 			bench->rank.params[SIDE_TRAINER].count, (double)bench->bytes / 1e9,
 			bench->rank.device, cuda_device_count(NULL) > 1 ? 1 : 0,
-			bench->rank.run_count > 0 ? "all equal" : "not here", "", "seconds",
+			bench->rank.run_count > 0 ? "all equal" : "no, FP8 isn't", "", "seconds",
 			"least", "most", "GB/s", "ratio", "least", "most");
 	for (uint32_t c = 0; c < CONTENDER_COUNT; c++)
 		if (takes_part(bench, (enum contender)c))
@@ -369,7 +373,7 @@ static void bench_close(struct bench *bench)
 int bench_update(const struct bench_options *options, struct ws_error *err)
 {
 	struct bench *bench = mem_alloc(sizeof(*bench));
-	uint32_t rounds = MIN(MAX(options->rounds, (uint32_t)BENCH_ROUNDS_MIN), TURNS_MAX);
+	uint32_t rounds = MIN(MAX(options->rounds, (uint32_t)BENCH_ROUNDS_MIN), BENCH_ROUNDS_MAX);
 
 	if (bench == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a bench");

@@ -51,6 +51,7 @@ struct update_rank {
 /* What the trainer's process tells the rollout's, and the answer. */
 enum update_word {
 	UPDATE_START = 1, /* text: the hub's endpoint */
+	UPDATE_CLEAR,	  /* zeroes the target: the next turn is to bring every byte again */
 	UPDATE_PUSH,	  /* value: until this version is live */
 	UPDATE_VERIFY,	  /* answer: value: bytes that differ */
 	UPDATE_SHARE,	  /* answer: share */

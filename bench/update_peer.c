@@ -73,9 +73,6 @@ static int peer_verify(struct peer_state *peer, uint64_t *different_out, struct 
 		rc = update_queue_wait(rank, err);
 	if (rc == 0)
 		rc = memory_read(&rank->count, 0, different_out, sizeof(uint64_t), err);
-	/* The next turn is to bring every byte again. */
-	if (rc == 0)
-		rc = memory_zero(&rank->target, 0, rank->target.bytes, err);
 	return rc;
 }
 
@@ -93,6 +90,8 @@ static int peer_do(struct peer_state *peer, const struct update_message *told,
 	switch (told->word) {
 	case UPDATE_START:
 		return peer_start(peer, told->text, err);
+	case UPDATE_CLEAR:
+		return memory_zero(&peer->rank.target, 0, peer->rank.target.bytes, err);
 	case UPDATE_PUSH:
 		return peer_push(peer, told->value, err);
 	case UPDATE_VERIFY:
