@@ -6,15 +6,12 @@
 #include "tests/ends_world.h"
 #include "tests/test.h"
 
-void end_open(struct end *end, const struct device *devices, uint32_t depth, bool gathers)
+void end_open(struct end *end, const struct device *devices, uint32_t count, uint32_t depth)
 {
 	struct ws_error err;
 	uint32_t region;
-	const struct engine_options options = {.devices = devices,
-					       .device_count = NICS_TWO,
-					       .op_bytes = OP_BYTES,
-					       .depth = depth,
-					       .staging_bytes = gathers ? 16 * OP_BYTES : 0};
+	const struct engine_options options = {
+		.devices = devices, .device_count = count, .op_bytes = OP_BYTES, .depth = depth};
 	ck_ok(engine_open(&end->engine, &options, &err), err);
 	end->memory = (struct ws_memory){.place = WS_HOST};
 	ck_ok(ws_memory_alloc(&end->memory, BYTES, &err), err);
@@ -77,8 +74,8 @@ void ends_open(struct ends *ends, const struct device *from, const struct device
 	       uint32_t depth)
 {
 	memset(ends, 0, sizeof(*ends));
-	end_open(&ends->from, from, depth, false);
-	end_open(&ends->to, to, depth, false);
+	end_open(&ends->from, from, NICS_TWO, depth);
+	end_open(&ends->to, to, NICS_TWO, depth);
 	ends_connect(ends);
 }
 

@@ -27,11 +27,10 @@ struct ends {
 	struct send send;
 	struct receive receive;
 	struct op_range range;
-	struct span span;
 	uint64_t attempt;
 };
 
-void end_open(struct end *end, const struct device *devices, uint32_t depth, bool gathers);
+void end_open(struct end *end, const struct device *devices, uint32_t count, uint32_t depth);
 /* Also after a fence. */
 void ends_connect(struct ends *ends);
 void ends_open(struct ends *ends, const struct device *from, const struct device *to,

@@ -92,11 +92,14 @@ START_TEST(a_silent_rail_is_left_out_by_both_ends_and_named_and_comes_back)
 }
 END_TEST
 
+static uint32_t connects_in_vain;
+
 static int connect_in_vain(struct nic *nic, struct peer *peer, const struct address *address,
 			   struct ws_error *err)
 {
 	(void)peer;
 	(void)address;
+	connects_in_vain++;
 	return ws_fail(err, -ETIMEDOUT, "%s is deaf", nic->name);
 }
 
@@ -152,6 +155,41 @@ START_TEST(a_rail_that_cannot_be_connected_is_left_out_by_both_ends)
 }
 END_TEST
 
+/* Each rail that isn't answered takes two seconds in earnest; the next wiring uses what is left. */
+START_TEST(a_peer_is_given_up_at_its_second_rail_that_cannot_be_connected)
+{
+	const struct device from[] = {{"loop", "net/a0"}, {"loop", "net/a1"}, {"loop", "net/a2"}};
+	const struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}, {"loop", "net/b2"}};
+	struct writer out[2] = {WRITER_INIT(1 << 20), WRITER_INIT(1 << 20)};
+	struct ends ends = {0};
+	struct transport deaf;
+	struct ws_error err;
+
+	end_open(&ends.from, from, 3, 0);
+	end_open(&ends.to, to, 3, 0);
+	deaf = *ends.from.engine->nics[0].nic->transport;
+	deaf.peer_connect = connect_in_vain;
+	for (int i = 0; i < 2; i++)
+		ends.from.engine->nics[i].nic->transport = &deaf;
+	connects_in_vain = 0;
+	ck_ok(engine_peer_open(ends.from.engine, "the other", &ends.from.peer, &out[0], &err), err);
+	ck_ok(engine_peer_open(ends.to.engine, "the other", &ends.to.peer, &out[1], &err), err);
+	ck_fails(engine_peer_connect(ends.from.engine, ends.from.peer, out[1].bytes, out[1].count,
+				     &err),
+		 -ETIMEDOUT, err);
+	ck_assert(!ends.from.peer->rails[2].paired);
+	ck_assert_uint_eq(connects_in_vain, 2);
+	ends_fence(&ends);
+	ends_connect(&ends);
+	ck_assert_uint_eq(connects_in_vain, 2);
+	ck_assert(ends.from.peer->rails[2].paired && ends.to.peer->rails[2].paired);
+	ends_update(&ends);
+	writer_release(&out[0]);
+	writer_release(&out[1]);
+	ends_close(&ends);
+}
+END_TEST
+
 START_TEST(a_peer_that_was_killed_is_not_held_against_the_nic)
 {
 	const struct device to[] = {{"loop", "net/b0"}, {"loop", "net/b1"}};
@@ -163,7 +201,7 @@ START_TEST(a_peer_that_was_killed_is_not_held_against_the_nic)
 	ends_fence(&ends);
 	engine_close(ends.to.engine);
 	ws_memory_free(&ends.to.memory);
-	end_open(&ends.to, to, 0, false);
+	end_open(&ends.to, to, NICS_TWO, 0);
 	fault_mend();
 	ends_run_on_both(&ends);
 	pairs(&ends, true, true);
@@ -295,6 +333,7 @@ Suite *suite(void)
 	tcase_set_timeout(tcase, 120);
 	tcase_add_test(tcase, a_silent_rail_is_left_out_by_both_ends_and_named_and_comes_back);
 	tcase_add_loop_test(tcase, a_rail_that_cannot_be_connected_is_left_out_by_both_ends, 0, 2);
+	tcase_add_test(tcase, a_peer_is_given_up_at_its_second_rail_that_cannot_be_connected);
 	tcase_add_test(tcase, a_peer_that_was_killed_is_not_held_against_the_nic);
 	tcase_add_loop_test(tcase, a_rail_that_fails_is_used_where_no_other_works, 0, 2);
 	tcase_add_test(tcase, what_is_not_answered_for_long_when_an_attempt_ends_is_left_out_too);

@@ -115,7 +115,8 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 		     struct writer *address_out, struct ws_error *err);
 /* Pairs rails by subnet and protocol (several alike: in order, round robin) and connects.  Where
  * one pairs that stays inside the host, no other does.  Halves that pair with nothing are closed.
- * Where some rails can't be connected and others can, engine_rewires rises.
+ * Where one rail can't be connected and others can, engine_rewires rises; a second one is an error,
+ * -ETIMEDOUT or -ECONNRESET, and the next wiring leaves both out.
  * -ENODEV with both lists when no rail pairs; -EPROTO when only the protocol differs, naming both.
  */
 int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const void *address,

@@ -230,7 +230,16 @@ static void net_find(struct net *net, const struct engine *engine, const struct 
 	}
 }
 
-/* A rail of several that doesn't reach the peer isn't used; *err says why. */
+static bool some_failed(const struct engine *engine, const struct engine_peer *peer)
+{
+	bool failed = false;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		failed |= peer->rails[i].failed;
+	return failed;
+}
+
+/* A rail of several that doesn't reach the peer isn't used; *err says why.  A second one ends it:
+ * each may have blocked for two seconds, and the hub mustn't take this side for lost. */
 static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_t mine,
 			const struct remote_address *remote, uint32_t theirs, struct ws_error *err)
 {
@@ -246,8 +255,9 @@ static int rail_connect(struct engine *engine, struct engine_peer *peer, uint32_
 		   peer->name);
 	if (rc != -ETIMEDOUT && rc != -ECONNRESET)
 		return rc;
+	bool second = some_failed(engine, peer);
 	doubt_unreachable(engine, peer, mine, strerror(-rc));
-	return 0;
+	return second ? rc : 0;
 }
 
 /*
