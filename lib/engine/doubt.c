@@ -84,22 +84,6 @@ static void doubt_begin(struct engine *engine, const struct engine_peer *peer, u
 			engine->doubts[i].state = DOUBT_NOTED;
 }
 
-static void rail_failed(struct engine *engine, struct engine_peer *peer, uint32_t nic,
-			const char *reason)
-{
-	struct rail *failed = &peer->rails[nic];
-	uint32_t others = 0;
-	if (failed->failed)
-		return;
-	failed->failed = true;
-	for (uint32_t i = 0; i < engine->nic_count; i++)
-		others += peer->rails[i].paired && !peer->rails[i].failed;
-	if (others > 0)
-		doubt_begin(engine, peer, nic, reason);
-	else
-		doubts_drop(engine, peer); /* it is the peer, or all are to be tried */
-}
-
 void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t nic,
 		       const char *reason)
 {
@@ -110,8 +94,17 @@ void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t
 
 void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, const char *reason)
 {
-	if (!engine->nics[nic].out)
-		rail_failed(engine, peer, nic, reason);
+	struct rail *rail = &peer->rails[nic];
+	bool others = false;
+	if (engine->nics[nic].out || rail->failed)
+		return;
+	rail->failed = true;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		others |= peer->rails[i].paired && !peer->rails[i].failed;
+	if (others)
+		doubt_begin(engine, peer, nic, reason);
+	else
+		doubts_drop(engine, peer); /* it is the peer, or all are to be tried */
 }
 
 void doubts_end(struct engine *engine)

@@ -70,6 +70,8 @@ void imm_release(struct imm *imm);
 /* One arrival.  *receive_out is NONE where no receive is known. */
 enum imm_verdict imm_take(struct imm *imm, uint32_t value, uint32_t *receive_out);
 bool imm_has(const struct imm *imm, uint32_t op_id);
+/* The counter is reached; on the stage thread: and its bytes can be read. */
+bool imm_is_whole(const struct imm *imm, uint32_t receive);
 uint32_t imm_missing(const struct imm *imm, uint32_t receive, uint32_t *first_op_id_out);
 
 /* ---------------------------------------------------------------------------- cut.c */

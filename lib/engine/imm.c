@@ -152,6 +152,13 @@ bool imm_has(const struct imm *imm, uint32_t op_id)
 	return op_id < imm->op_id_count && bit_get(imm->seen, op_id);
 }
 
+bool imm_is_whole(const struct imm *imm, uint32_t receive)
+{
+	const struct imm_counter *counter = &imm->counters[receive];
+	/* Acquire: pairs with the poller's release of the last arrival. */
+	return atomic_load_explicit(&counter->arrived, memory_order_acquire) == counter->threshold;
+}
+
 uint32_t imm_missing(const struct imm *imm, uint32_t receive, uint32_t *first_op_id_out)
 {
 	uint32_t missing = 0;

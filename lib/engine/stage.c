@@ -65,9 +65,7 @@ static void do_receive(const struct engine *engine, const struct stage *stage,
 {
 	uint32_t index = result->request.index, serial = result->request.serial;
 	const struct receive *receive = &engine->program.given.receives[index];
-	const struct imm_counter *counter = &engine->imm.counters[index];
-	/* Acquire: pairs with the poller's release of the last arrival. */
-	if (atomic_load_explicit(&counter->arrived, memory_order_acquire) != counter->threshold)
+	if (!imm_is_whole(&engine->imm, index))
 		return;
 	if (receive->digest_op_id != NONE) {
 		memcpy(&result->want, (const uint8_t *)engine->own.base + 8 * (uint64_t)index, 8);

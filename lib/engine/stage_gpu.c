@@ -188,10 +188,7 @@ static void request_take(struct stage *stage, const struct stage_request *reques
 		break;
 	case STAGE_RECEIVE: {
 		const struct receive *receive = &given->receives[request->index];
-		const struct imm_counter *counter = &engine->imm.counters[request->index];
-		/* Acquire: pairs with the poller's release of the last arrival. */
-		result->done = atomic_load_explicit(&counter->arrived, memory_order_acquire) ==
-			       counter->threshold;
+		result->done = imm_is_whole(&engine->imm, request->index);
 		moves_take(stage, receive->moves, result->done ? receive->move_count : 0);
 		break;
 	}
