@@ -46,6 +46,7 @@ static const char *segment_fault(const struct plan *plan, const struct segment *
 				 struct segment *sums)
 {
 	const struct stored_copy *copies = plan->copies.items;
+	const struct plan_part *parts = plan->parts.items;
 
 	*sums = (struct segment){0};
 	if (segment->copy_first > plan->copies.count || segment->copy_count == 0 ||
@@ -57,6 +58,9 @@ static const char *segment_fault(const struct plan *plan, const struct segment *
 		if (fault != NULL)
 			return fault;
 		uint64_t bytes = copy->bytes * copy->repeat;
+		for (uint32_t p = 0; p < copy->part_count; p++)
+			sums->of_tables =
+				sums->of_tables || parts[copy->part_first + p].kind != PART_CAST;
 		sums->op_count += (uint64_t)copy->op_count * copy->repeat;
 		sums->bytes += bytes;
 		sums->copy_total += copy->repeat;
@@ -73,7 +77,7 @@ static const char *segment_fault(const struct plan *plan, const struct segment *
 	    sums->counter_count != segment->counter_count ||
 	    sums->ring_count != segment->ring_count || sums->copy_total != segment->copy_total ||
 	    sums->direct_op_count != segment->direct_op_count ||
-	    sums->direct_bytes != segment->direct_bytes ||
+	    sums->direct_bytes != segment->direct_bytes || sums->of_tables != segment->of_tables ||
 	    sums->direct_gather_bytes != segment->direct_gather_bytes)
 		return "its sums aren't those of its copies";
 	if (segment->digest != plan_segment_digest(plan, segment))

@@ -7,23 +7,15 @@
 #include <errno.h>
 #include <string.h>
 
-#include "planner/plan_internal.h"
+#include "tests/plan_wrong.h"
 #include "tests/shards_world.h"
 #include "tests/test.h"
 
-#define SEEDS	   150
-#define TURNS	   60
-#define FIELDS_MAX 64
-
-struct field {
-	const char *name;
-	void *at;
-	size_t bytes;
-};
+#define SEEDS 150
+#define TURNS 60
 
 struct mutations {
 	struct shards_world shards;
-	struct arena arena;
 	uint64_t state;
 	struct plan *plan; /* owned */
 	struct ws_error err;
@@ -35,8 +27,7 @@ struct mutations {
 	struct block_turn turn;
 	const struct plan_blocks *blocks_before;
 	const struct block_turn *turn_before;
-	struct field fields[FIELDS_MAX];
-	uint32_t field_count;
+	struct fields fields;
 };
 
 static uint32_t below(struct mutations *m, size_t limit)
@@ -45,22 +36,13 @@ static uint32_t below(struct mutations *m, size_t limit)
 	return (uint32_t)(m->state % limit);
 }
 
-static void field_add(struct mutations *m, const char *name, void *at, size_t bytes)
-{
-	ck_assert_uint_lt(m->field_count, FIELDS_MAX);
-	m->fields[m->field_count++] = (struct field){name, at, bytes};
-}
-
-#define FIELD(m, object, member) \
-	field_add(m, #object "." #member, &(object)->member, sizeof((object)->member))
-
 static void blocks_fields(struct mutations *m, struct plan_blocks *blocks, uint32_t dim_count)
 {
-	FIELD(m, blocks, table_offset);
+	FIELD(&m->fields, blocks, table_offset);
 	for (uint32_t d = 0; d < dim_count; d++) {
-		FIELD(m, blocks, each[d]);
-		FIELD(m, blocks, first[d]);
-		FIELD(m, blocks, stride[d]);
+		FIELD(&m->fields, blocks, each[d]);
+		FIELD(&m->fields, blocks, first[d]);
+		FIELD(&m->fields, blocks, stride[d]);
 	}
 }
 
@@ -75,16 +57,16 @@ static void part_choose(struct mutations *m)
 	m->blocks_before = m->part->blocks;
 	m->turn_before = m->copy->turn;
 	struct plan_part *part = m->part;
-	FIELD(m, part, src_param);
-	FIELD(m, part, dst_param);
-	FIELD(m, part, src_offset);
-	FIELD(m, part, dst_offset);
-	FIELD(m, part, kind);
-	FIELD(m, part, from);
+	FIELD(&m->fields, part, src_param);
+	FIELD(&m->fields, part, dst_param);
+	FIELD(&m->fields, part, src_offset);
+	FIELD(&m->fields, part, dst_offset);
+	FIELD(&m->fields, part, kind);
+	FIELD(&m->fields, part, from);
 	for (uint32_t d = 0; d < part->dim_count; d++) {
-		FIELD(m, part, extent[d]);
-		FIELD(m, part, src_stride[d]);
-		FIELD(m, part, dst_stride[d]);
+		FIELD(&m->fields, part, extent[d]);
+		FIELD(&m->fields, part, src_stride[d]);
+		FIELD(&m->fields, part, dst_stride[d]);
 	}
 	if (part->blocks != NULL) {
 		m->blocks = *part->blocks;
@@ -95,11 +77,11 @@ static void part_choose(struct mutations *m)
 		m->turn = *m->copy->turn;
 		m->copy->turn = &m->turn;
 		struct block_turn *turn = &m->turn;
-		FIELD(m, turn, each);
-		FIELD(m, turn, first);
-		FIELD(m, turn, step);
-		FIELD(m, turn, stride);
-		FIELD(m, turn, dim);
+		FIELD(&m->fields, turn, each);
+		FIELD(&m->fields, turn, first);
+		FIELD(&m->fields, turn, step);
+		FIELD(&m->fields, turn, stride);
+		FIELD(&m->fields, turn, dim);
 	}
 }
 
@@ -109,14 +91,14 @@ static void local_choose(struct mutations *m)
 	m->local = (struct stored_local *)m->plan->locals.items + below(m, m->plan->locals.count);
 	struct stored_local *stored = m->local;
 	struct plan_local *local = &stored->local;
-	FIELD(m, stored, rule);
-	FIELD(m, stored, each);
-	FIELD(m, local, param);
-	FIELD(m, local, src_offset);
-	FIELD(m, local, from);
+	FIELD(&m->fields, stored, rule);
+	FIELD(&m->fields, stored, each);
+	FIELD(&m->fields, local, param);
+	FIELD(&m->fields, local, src_offset);
+	FIELD(&m->fields, local, from);
 	for (uint32_t d = 0; d < local->dim_count; d++) {
-		FIELD(m, local, extent[d]);
-		FIELD(m, local, src_stride[d]);
+		FIELD(&m->fields, local, extent[d]);
+		FIELD(&m->fields, local, src_stride[d]);
 	}
 	blocks_fields(m, &local->blocks, local->dim_count);
 }
@@ -132,17 +114,19 @@ static void around_choose(struct mutations *m)
 
 	m->part = NULL;
 	m->local = NULL;
-	FIELD(m, pair, inbox_bytes);
-	FIELD(m, instance, inbox_base);
+	FIELD(&m->fields, pair, inbox_bytes);
+	FIELD(&m->fields, instance, inbox_base);
+	struct segment *segment = plan_segment(plan, instance->segment);
+	FIELD(&m->fields, segment, of_tables);
 	struct trainer_tables *tables = &plan->tables[trainer];
 	bool seen = plan->self == PLAN_ALL || plan->self == trainer;
 	if (!tables->known || tables->count == 0 || !seen)
 		return;
 	struct plan_table *table = &tables->list[below(m, tables->count)];
-	FIELD(m, table, first);
-	FIELD(m, table, kind);
-	FIELD(m, table, param);
-	FIELD(m, tables, bucket[below(m, plan->bucket_count + 1ul)]);
+	FIELD(&m->fields, table, first);
+	FIELD(&m->fields, table, kind);
+	FIELD(&m->fields, table, param);
+	FIELD(&m->fields, tables, bucket[below(m, plan->bucket_count + 1ul)]);
 }
 
 static void restore(struct mutations *m)
@@ -153,22 +137,7 @@ static void restore(struct mutations *m)
 	m->copy->turn = m->turn_before;
 }
 
-static void change(const struct field *field, uint64_t by)
-{
-	uint64_t number = 0;
-
-	memcpy(&number, field->at, field->bytes);
-	number += by;
-	memcpy(field->at, &number, field->bytes);
-}
-
 /* ---- What may pass. */
-struct entries {
-	const uint64_t *extent;
-	uint32_t dim_count;
-	struct plan_blocks blocks;
-};
-
 static uint64_t entry_of(const struct plan_blocks *blocks, const uint64_t *at, uint32_t dim_count)
 {
 	uint64_t entry = blocks->table_offset;
@@ -242,25 +211,15 @@ static bool changes_nothing(const struct mutations *m, const struct field *field
 	return true;
 }
 
-static void digests_renew(struct plan *plan)
-{
-	for (uint32_t i = 0; i < plan->segments.count; i++)
-		plan_segment(plan, i)->digest = plan_segment_digest(plan, plan_segment(plan, i));
-	for (uint32_t i = 0; i < plan->pairs.count; i++)
-		plan_pair_state(plan, i)->pair.digest =
-			plan_pair_digest(plan, plan_pair_state(plan, i));
-}
-
-static void plan_open(struct mutations *m, uint32_t seed, uint32_t members_from)
+/* The plan of a trainer, or of a rollout, or now and then of all. */
+static void plan_open(struct mutations *m, uint32_t seed, bool trains)
 {
 	memset(m, 0, sizeof(*m));
 	m->state = seed;
 	shards_open(&m->shards, seed);
 	uint32_t trainers = m->shards.a * m->shards.b;
-	uint32_t members = trainers + m->shards.ranks * m->shards.input.replica_count;
-	uint32_t self = members_from + below(m, members_from == 0 ? trainers : members - trainers);
-	if (members_from != 0)
-		self = trainers + (self - members_from);
+	uint32_t rollouts = m->shards.ranks * m->shards.input.replica_count;
+	uint32_t self = trains ? below(m, trainers) : trainers + below(m, rollouts);
 	if (seed % 5 == 4)
 		self = PLAN_ALL;
 	ck_ok(plan_make(&m->plan, &m->shards.input, self, NULL, &m->err), m->err);
@@ -270,7 +229,6 @@ static void plan_open(struct mutations *m, uint32_t seed, uint32_t members_from)
 static void plan_close(struct mutations *m)
 {
 	plan_free(m->plan);
-	arena_release(&m->arena);
 	shards_close(&m->shards);
 }
 
@@ -280,7 +238,7 @@ static void one_wrong(struct mutations *m, bool renew)
 	struct plan *plan = m->plan;
 	uint32_t what = below(m, 4);
 
-	m->field_count = 0;
+	m->fields.count = 0;
 	if (what == 0 && plan->locals.count > 0)
 		local_choose(m);
 	else if (what == 1 && !renew)
@@ -289,12 +247,12 @@ static void one_wrong(struct mutations *m, bool renew)
 		part_choose(m);
 	else
 		return;
-	const struct field *field = &m->fields[below(m, m->field_count)];
+	const struct field *field = &m->fields.list[below(m, m->fields.count)];
 	struct plan_blocks blocks_were = m->local != NULL ? m->local->local.blocks : m->blocks;
 	struct block_turn turn_was = m->turn;
 	uint8_t before[8];
 	memcpy(before, field->at, field->bytes);
-	change(field, field->bytes == 8 && below(m, 2) == 0 ? 4 : 1);
+	field_change(field, field->bytes == 8 && below(m, 2) == 0 ? 4 : 1);
 	if (renew)
 		digests_renew(plan);
 	int rc = plan_check(plan, NULL, &m->err);
@@ -309,27 +267,26 @@ static void one_wrong(struct mutations *m, bool renew)
 		digests_renew(plan);
 }
 
-START_TEST(a_quantized_plan_with_one_wrong_field_is_rejected)
+static void wrong_one_by_one(uint32_t seed, bool renew)
 {
 	struct mutations m;
 
-	plan_open(&m, (uint32_t)_i, (uint32_t)_i % 2);
+	plan_open(&m, seed, seed % 2 == 0);
 	for (uint32_t turn = 0; turn < TURNS; turn++)
-		one_wrong(&m, false);
+		one_wrong(&m, renew);
 	ck_ok(plan_check(m.plan, NULL, &m.err), m.err);
 	plan_close(&m);
+}
+
+START_TEST(a_quantized_plan_with_one_wrong_field_is_rejected)
+{
+	wrong_one_by_one((uint32_t)_i, false);
 }
 END_TEST
 
 START_TEST(what_was_planned_wrong_is_rejected_by_what_it_would_do)
 {
-	struct mutations m;
-
-	plan_open(&m, (uint32_t)_i, (uint32_t)_i % 2);
-	for (uint32_t turn = 0; turn < TURNS; turn++)
-		one_wrong(&m, true);
-	ck_ok(plan_check(m.plan, NULL, &m.err), m.err);
-	plan_close(&m);
+	wrong_one_by_one((uint32_t)_i, true);
 }
 END_TEST
 
@@ -340,7 +297,7 @@ START_TEST(a_box_that_nobody_looks_through_is_missed)
 
 	for (uint32_t seed = 0; seed < SEEDS; seed++) {
 		struct mutations m;
-		plan_open(&m, seed, 0);
+		plan_open(&m, seed, true);
 		struct stored_local *locals = m.plan->locals.items;
 		/* Another one twice: as many, but not all. */
 		for (size_t i = 0; m.shards.b == 1 && i < m.plan->locals.count; i++) {
@@ -383,7 +340,7 @@ START_TEST(maxima_that_nobody_tells_are_missed)
 
 	for (uint32_t seed = 0; seed < 4 * SEEDS; seed++) {
 		struct mutations m;
-		plan_open(&m, seed, 0);
+		plan_open(&m, seed, true);
 		for (size_t i = 0; i < m.plan->pairs.count * m.plan->kind_count; i++) {
 			uint32_t pair = (uint32_t)i / m.plan->kind_count;
 			struct plan_part *parts = two_told(m.plan, plan_pair_state(m.plan, pair),

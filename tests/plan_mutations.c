@@ -8,32 +8,11 @@
 #include <string.h>
 
 #include "tests/plan_world.h"
+#include "tests/plan_wrong.h"
 #include "tests/test.h"
 
-#define SEEDS	   24
-#define TURNS	   40
-#define FIELDS_MAX 96
-
-/* A number inside a plan. */
-struct field {
-	const char *name;
-	void *at;
-	size_t bytes;
-};
-
-struct fields {
-	struct field list[FIELDS_MAX];
-	uint32_t count;
-};
-
-static void field_add(struct fields *fields, const char *name, void *at, size_t bytes)
-{
-	ck_assert_uint_lt(fields->count, FIELDS_MAX);
-	fields->list[fields->count++] = (struct field){name, at, bytes};
-}
-
-#define FIELD(fields, object, member) \
-	field_add(fields, #object "." #member, &(object)->member, sizeof((object)->member))
+#define SEEDS 24
+#define TURNS 40
 
 static void part_fields(struct fields *fields, struct plan_part *part, struct part_rules *rules)
 {
@@ -88,6 +67,7 @@ static void segment_fields(struct fields *fields, struct segment *segment)
 	FIELD(fields, segment, direct_gather_bytes);
 	FIELD(fields, segment, bytes);
 	FIELD(fields, segment, op_count);
+	FIELD(fields, segment, of_tables);
 	FIELD(fields, segment, digest);
 }
 
@@ -143,18 +123,6 @@ static void fields_choose(struct fields *fields, struct gen *gen, struct plan *p
 	FIELD(fields, plan, slot_bytes);
 }
 
-static void change(const struct field *field)
-{
-	uint8_t value[8] = {0};
-	uint64_t number;
-
-	/* One more; a flag is turned round. */
-	memcpy(value, field->at, field->bytes);
-	memcpy(&number, value, sizeof(number));
-	number = field->bytes == 1 ? number ^ 1 : number + 1;
-	memcpy(field->at, &number, field->bytes);
-}
-
 static struct plan *a_plan_with_copies(struct world *world, uint32_t from)
 {
 	for (uint32_t i = 0; i < world->members; i++) {
@@ -182,7 +150,7 @@ START_TEST(a_plan_with_one_wrong_field_is_rejected)
 		uint8_t before[8];
 		memcpy(before, field->at, field->bytes);
 		ck_ok(plan_check(plan, NULL, &world.err), world.err);
-		change(field);
+		field_change(field, 1);
 		ck_assert_msg(plan_check(plan, NULL, &world.err) == -EINVAL,
 			      "turn %u: '%s' may be one more at member %u", turn, field->name,
 			      plan->self);
@@ -191,16 +159,6 @@ START_TEST(a_plan_with_one_wrong_field_is_rejected)
 	world_close(&world);
 }
 END_TEST
-
-/* As if the planner had made it so: its own digests say nothing then. */
-static void digests_renew(struct plan *plan)
-{
-	for (uint32_t i = 0; i < plan->segments.count; i++)
-		plan_segment(plan, i)->digest = plan_segment_digest(plan, plan_segment(plan, i));
-	for (uint32_t i = 0; i < plan->pairs.count; i++)
-		plan_pair_state(plan, i)->pair.digest =
-			plan_pair_digest(plan, plan_pair_state(plan, i));
-}
 
 static bool is_tied(const struct world *world, uint32_t member, uint32_t param)
 {
@@ -232,7 +190,7 @@ START_TEST(a_part_planned_wrong_is_rejected_by_what_it_would_write)
 		const struct field *field = &fields.list[gen_below(&world.gen, fields.count)];
 		uint8_t before[8];
 		memcpy(before, field->at, field->bytes);
-		change(field);
+		field_change(field, 1);
 		digests_renew(plan);
 		int rc = plan_check(plan, NULL, &world.err);
 		bool stride_of_one = false;

@@ -10,7 +10,7 @@
 #include <assert.h>
 #include <errno.h>
 
-#include "planner/plan_internal.h"
+#include "tests/plan_digests.h"
 
 #define RECORD_BYTES 12
 #define RECORDS_MAX  16
@@ -127,15 +127,6 @@ static bool change_make(struct plan *plan, const uint8_t *record, bool renew, st
 	memcpy(change->before, change->at, field->bytes);
 	memcpy(change->at, record + 4, field->bytes);
 	return true;
-}
-
-static void digests_renew(struct plan *plan)
-{
-	for (uint32_t i = 0; i < plan->segments.count; i++)
-		plan_segment(plan, i)->digest = plan_segment_digest(plan, plan_segment(plan, i));
-	for (uint32_t i = 0; i < plan->pairs.count; i++)
-		plan_pair_state(plan, i)->pair.digest =
-			plan_pair_digest(plan, plan_pair_state(plan, i));
 }
 
 #define TENSORS                                                                             \
