@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes that a GPU carries out: into a peer's GPU memory (CUDA IPC), or out of mine.  They end
- * after post has returned: what a post took is one launch and one mark, and poll hands the
+ * after post has returned: what a post took is a launch and a mark, or several, and poll hands the
  * immediates over once the mark has passed, so never before the bytes.  Until the last write to a
  * peer has ended, its ring says queued.
  */
