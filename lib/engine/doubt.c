@@ -16,7 +16,6 @@
 #define FACTOR_BITS 2u /* four times as long each time, */
 #define TIMES_MAX   4u /* up to 2048 s */
 #define STUCK_NS    UINT64_C(1000000000)
-#define CALM_NS	    UINT64_C(60000000000) /* carried bytes for so long: as good as new */
 
 static uint64_t wait_ns(const struct doubt *doubt)
 {

@@ -11,9 +11,8 @@
 
 #include "lib/engine/engine_internal.h"
 
-#define STEADY_NS     UINT64_C(500000000)   /* a port must be up, or a try to open waits */
-#define DOUBLINGS_MAX 6u		    /* at most 32 s */
-#define CALM_NS	      UINT64_C(60000000000) /* in use for so long, it is as good as new */
+#define STEADY_NS     UINT64_C(500000000) /* a port must be up, or a try to open waits */
+#define DOUBLINGS_MAX 6u		  /* at most 32 s */
 #define RAIL_TEXT_MAX (NIC_TROUBLE_MAX + 16)
 
 struct nic_speed engine_rail_of(const struct nic *nic)
