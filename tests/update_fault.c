@@ -155,6 +155,37 @@ START_TEST(a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_ve
 }
 END_TEST
 
+/* Whether all ranks may still say what they found in a version. */
+static int verdict_of(const struct world *world, uint64_t version, struct ws_error *err)
+{
+	uint64_t bytes, different;
+	uint32_t ranks;
+
+	return ws_trainer_verified(world->trainer[0].trainer, version, &ranks, &bytes, &different,
+				   err);
+}
+
+START_TEST(a_verdict_that_lacks_a_replica_is_whole_when_the_version_is_pushed_again)
+{
+	struct world *world = world_open(&two_replicas);
+	struct ws_error err = {0};
+
+	world_push_good(world, 1, false);
+	ck_assert_int_eq(verdict_of(world, 1, &err), 0);
+	atomic_store(&world->loop[2].fail_reload, 1);
+	push_without_replica_1(world, 2, "derived weights can't be made");
+	ck_assert_int_eq(verdict_of(world, 2, &err), -ECONNRESET);
+	ck_assert_ptr_nonnull(strstr(err.text, "derived weights can't be made"));
+	for (int i = 0; i < 40 && atomic_load(&world->loop[3].resumed) != 2; i++) {
+		sleep_ns(200000000u);
+		world_push(world, 2, 20000, false);
+	}
+	ck_assert_uint_eq(atomic_load(&world->loop[3].resumed), 2);
+	ck_assert_msg(verdict_of(world, 2, &err) == 0, "%s", err.text);
+	world_close(world);
+}
+END_TEST
+
 /* One forward of rollout 0.0 misbehaves in the second version: the replica behind it goes, it
  * stays. */
 static const struct bad_write bad_forwards[] = {
@@ -318,6 +349,8 @@ Suite *suite(void)
 			    2);
 	tcase_add_test(members,
 		       a_replica_that_leaves_is_missed_and_one_that_returns_gets_the_next_version);
+	tcase_add_test(members,
+		       a_verdict_that_lacks_a_replica_is_whole_when_the_version_is_pushed_again);
 	tcase_add_loop_test(members, a_bad_forward_drops_the_replica_that_it_was_for, 0, 3);
 	tcase_add_test(members, who_forwards_doesnt_wait_for_a_replica_that_was_dropped);
 	tcase_add_test(members, a_push_that_others_dont_join_ends_at_its_deadline);

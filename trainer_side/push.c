@@ -393,6 +393,8 @@ void push_begin(struct ws_trainer *trainer, uint64_t version, uint64_t deadline_
 	bool missed = trainer->begun_attempt > trainer->ended_attempt;
 	bool over = missed && member_attempt_over(trainer->member, trainer->begun_attempt, &why);
 
+	/* The same version again is a push of its own: who was lost before may be back. */
+	atomic_store(&trainer->verified->gone_version, 0);
 	memset(push, 0, sizeof(*push));
 	push->state = PUSH_ASKED;
 	push->version = version;
