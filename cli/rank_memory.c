@@ -8,32 +8,45 @@
 #include "cli/roles.h"
 #include "lib/cuda/cuda.h"
 
-/* Where "cuda" and "cuda:N" are. */
-static int find_gpu(const char *kind, uint32_t local_rank, int *device_out, struct ws_error *err)
+/* The N of "cuda:N". */
+static int read_gpu(const char *kind, uint64_t *number_out, struct ws_error *err)
 {
-	uint64_t number = 0;
-	int count = cuda_device_count(err);
-
-	if (count == 0)
-		return err->code;
-	if (strcmp(kind, "cuda") == 0) {
-		*device_out = (int)(local_rank % (uint32_t)count);
-		return 0;
-	}
+	*number_out = 0;
 	for (const char *at = kind + strlen("cuda:"); *at != '\0' || at[-1] == ':'; at++) {
-		if (*at < '0' || *at > '9' || number > 1000)
+		if (*at < '0' || *at > '9' || *number_out > 1000)
 			return ws_fail(err, -EINVAL, "'%s' names no GPU: cuda:N has a number",
 				       kind);
-		number = number * 10 + (uint64_t)(*at - '0');
+		*number_out = *number_out * 10 + (uint64_t)(*at - '0');
 	}
-	if (number >= (uint64_t)count)
-		return ws_fail(err, -ENODEV, "there is no GPU %u here, they are 0 to %d",
-			       (unsigned)number, count - 1);
-	*device_out = (int)number;
 	return 0;
 }
 
-static int memory_alloc(struct rank_memory *memory, const char *kind, uint32_t local_rank,
+/* Where "cuda" and "cuda:N" are. */
+static int find_gpu(const char *kind, const struct launch *launch, int *device_out,
+		    struct ws_error *err)
+{
+	bool numbered = strcmp(kind, "cuda") != 0;
+	uint64_t number = 0;
+	int rc = numbered ? read_gpu(kind, &number, err) : 0;
+
+	if (rc != 0)
+		return rc;
+	int count = cuda_device_count(err);
+	if (count == 0)
+		return err->code;
+	if (!numbered && count > 1 && launch->local_ranks == 0)
+		return ws_fail(err, -EINVAL,
+			       "'cuda' needs a launcher that numbers the ranks of a host, and "
+			       "%s doesn't: give the GPU's number, 'cuda:0' to 'cuda:%d'",
+			       launch->source, count - 1);
+	if (numbered && number >= (uint64_t)count)
+		return ws_fail(err, -ENODEV, "there is no GPU %u here, they are 0 to %d",
+			       (unsigned)number, count - 1);
+	*device_out = (int)(numbered ? number : launch->local_rank % (uint32_t)count);
+	return 0;
+}
+
+static int memory_alloc(struct rank_memory *memory, const char *kind, const struct launch *launch,
 			struct ws_error *err)
 {
 	uint64_t bytes = MAX(memory->params.arena_bytes, (uint64_t)1);
@@ -53,17 +66,17 @@ static int memory_alloc(struct rank_memory *memory, const char *kind, uint32_t l
 		return ws_fail(err, -EINVAL, "there is no memory '%s': it is %s", kind,
 			       MEMORY_KINDS);
 	memory->memory = (struct ws_memory){.place = WS_CUDA};
-	rc = find_gpu(kind, local_rank, &memory->memory.device, err);
+	rc = find_gpu(kind, launch, &memory->memory.device, err);
 	return rc != 0 ? rc : ws_memory_alloc(&memory->memory, bytes, err);
 }
 
 int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
-		     const char *kind, uint32_t local_rank, struct ws_error *err)
+		     const char *kind, const struct launch *launch, struct ws_error *err)
 {
 	*memory = (struct rank_memory){0};
 	int rc = manifest_params(manifest, rank, &memory->arena, &memory->params, err);
 	if (rc == 0)
-		rc = memory_alloc(memory, kind, local_rank, err);
+		rc = memory_alloc(memory, kind, launch, err);
 	if (rc != 0)
 		rank_memory_release(memory);
 	return rc;

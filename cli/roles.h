@@ -123,9 +123,10 @@ struct rank_memory {
 	bool pinned;
 };
 
-/* kind: MEMORY_KINDS, or NULL.  -EINVAL names them; -ENOTSUP, -ENODEV without CUDA or GPU. */
+/* kind: MEMORY_KINDS, or NULL; launch numbers this host's ranks for "cuda".  -EINVAL names them;
+ * -ENOTSUP, -ENODEV without CUDA or GPU. */
 int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest, uint32_t rank,
-		     const char *kind, uint32_t local_rank, struct ws_error *err);
+		     const char *kind, const struct launch *launch, struct ws_error *err);
 void rank_memory_release(struct rank_memory *memory);
 struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index);
 /* Its bytes at the host. */

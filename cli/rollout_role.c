@@ -309,7 +309,7 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 					 .on_abort = on_abort};
 
 	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, job->rollout_memory,
-				  job->launch.local_rank, err);
+				  &job->launch, err);
 	if (rc == 0 && job->verify)
 		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes,
 				 job->rollout_text, job->rollout_bytes, job->rank, &job->checkpoint,

@@ -351,7 +351,7 @@ int trainer_role(struct job *job)
 	char who[32];
 
 	int rc = rank_memory_make(&memory, job->trainer, job->rank, job->trainer_memory,
-				  job->launch.local_rank, &err);
+				  &job->launch, &err);
 	if (rc == 0)
 		rc = open_trainer(&trainer, job, &err);
 	cancel_on_signal(trainer);

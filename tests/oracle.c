@@ -101,7 +101,7 @@ START_TEST(the_planners_forms_and_the_oracle_agree_on_every_byte)
 	scene_make(&scene, &layouts[_i]);
 	for (uint32_t rank = 0; rank < layouts[_i].ranks; rank++) {
 		struct rank_memory memory;
-		ck_ok(rank_memory_make(&memory, scene.manifest, rank, NULL, 0, &err), err);
+		ck_ok(rank_memory_make(&memory, scene.manifest, rank, NULL, NULL, &err), err);
 		ck_ok(fill_params(&memory, scene.manifest, rank, &scene.checkpoint, &err), err);
 		if (rank == 0)
 			ck_assert_uint_eq(count_different(&scene, rank, &memory, 0), 0);

@@ -197,7 +197,7 @@ START_TEST(codes_and_scales_of_two_implementations_agree)
 	struct rank_memory memory;
 	struct oracle *oracle;
 	uint64_t different = 0;
-	ck_ok(rank_memory_make(&memory, scene.manifest, rank, NULL, 0, &err), err);
+	ck_ok(rank_memory_make(&memory, scene.manifest, rank, NULL, NULL, &err), err);
 	ck_ok(oracle_open(&oracle, scene.trainer.bytes, scene.trainer.count, scene.rollout.bytes,
 			  scene.rollout.count, rank, &scene.checkpoint, &err),
 	      err);
