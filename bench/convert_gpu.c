@@ -373,10 +373,30 @@ static void job_close(struct job *job)
 	mem_free(job->pattern);
 }
 
+static int options_check(const struct bench_options *options, struct ws_error *err)
+{
+	bool known = options->what == NULL;
+
+	for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
+		known = known || strcmp(options->what, rows[i].name) == 0;
+	if (!known)
+		return ws_fail(err, -EINVAL,
+			       "no row of bench convert --gpu is '%s': choose quantize, 'quantize "
+			       "x/s', amax, 'two passes' or copy",
+			       options->what);
+	if (options->gpu[0] == 0 || options->gpu[strspn(options->gpu, "0123456789")] != 0)
+		return ws_fail(err, -EINVAL, "'%s' is no GPU's number: 0 is the first one",
+			       options->gpu);
+	return 0;
+}
+
 int bench_convert_gpu(const struct bench_options *options, struct ws_error *err)
 {
+	int rc = options_check(options, err);
+	if (rc != 0)
+		return rc;
 	struct job job = {.options = options, .device = (int)strtol(options->gpu, NULL, 10)};
-	int rc = job_open(&job, err);
+	rc = job_open(&job, err);
 
 	if (rc == 0 && !options->json)
 		fprintf(options->out, "%-12s  %7s  %7s  %8s  %6s  %6s  %6s  %6s  %6s\n", "",
