@@ -32,40 +32,22 @@ struct outcome {
 #define MEGATRON(pp, last, dp, ep) "tp=8,pp=" #pp ",last=" #last ",dp=" #dp ",ep=" #ep ",etp=1"
 #define VLLM			   .rollout = "vllm", .rollout_mesh = "tp=16,ep=16"
 #define KIMI			   .model = "kimi-k2"
+#define MEGATRON_TO_SGLANG                                                                         \
+	KIMI, .trainer = "megatron", .trainer_mesh = "tp=8,cp=4,pp=8,ep=32,etp=1,last=5",          \
+	      .rollout = "sglang", .rollout_mesh = "tp=16,dp=8,ep=16,moe_dense_tp=1,dp_lm_head=1", \
+	      .replicas = 8
+#define FSDP2_TO_SGLANG                                                                    \
+	KIMI, .experts = JOB_STACKED_EXPERT, .expert_ranks = 32, .fsdp_ranks = 8,          \
+	      .rollout = "sglang",                                                         \
+	      .rollout_mesh = "tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1", \
+	      .replicas = 4
 
 static const struct plan_job jobs[] = {
-	{.name = "megatron tp8 cp4 pp8 ep32 to sglang 8x16",
-	 KIMI,
-	 .trainer = "megatron",
-	 .trainer_mesh = "tp=8,cp=4,pp=8,ep=32,etp=1,last=5",
-	 .rollout = "sglang",
-	 .rollout_mesh = "tp=16,dp=8,ep=16,moe_dense_tp=1,dp_lm_head=1",
-	 .replicas = 8},
-	{.name = "fsdp2 ep32 x efsdp8 to sglang 4x32",
-	 KIMI,
-	 .experts = JOB_STACKED_EXPERT,
-	 .expert_ranks = 32,
-	 .fsdp_ranks = 8,
-	 .rollout = "sglang",
-	 .rollout_mesh = "tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1",
-	 .replicas = 4},
-	{.name = "megatron tp8 cp4 pp8 ep32 to sglang 8x16, fp8-block",
-	 KIMI,
-	 .trainer = "megatron",
-	 .trainer_mesh = "tp=8,cp=4,pp=8,ep=32,etp=1,last=5",
-	 .rollout = "sglang",
-	 .rollout_mesh = "tp=16,dp=8,ep=16,moe_dense_tp=1,dp_lm_head=1",
-	 .quant = "fp8-block",
-	 .replicas = 8},
-	{.name = "fsdp2 ep32 x efsdp8 to sglang 4x32, fp8-block",
-	 KIMI,
-	 .experts = JOB_STACKED_EXPERT,
-	 .expert_ranks = 32,
-	 .fsdp_ranks = 8,
-	 .rollout = "sglang",
-	 .rollout_mesh = "tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1",
-	 .quant = "fp8-block",
-	 .replicas = 4},
+	{"megatron tp8 cp4 pp8 ep32 to sglang 8x16", MEGATRON_TO_SGLANG},
+	{"fsdp2 ep32 x efsdp8 to sglang 4x32", FSDP2_TO_SGLANG},
+	{"megatron tp8 cp4 pp8 ep32 to sglang 8x16, fp8-block", MEGATRON_TO_SGLANG,
+	 .quant = "fp8-block"},
+	{"fsdp2 ep32 x efsdp8 to sglang 4x32, fp8-block", FSDP2_TO_SGLANG, .quant = "fp8-block"},
 	{"megatron 32", KIMI, .trainer = "megatron", .trainer_mesh = MEGATRON(4, 13, 1, 8), VLLM,
 	 .replicas = 1},
 	{"megatron 64", KIMI, .trainer = "megatron", .trainer_mesh = MEGATRON(4, 13, 2, 16), VLLM,
