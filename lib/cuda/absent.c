@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h where the build found no nvcc: runtime.c, share.c and copy.cu otherwise. */
+/* cuda.h where the build found no nvcc: runtime.c, share.c and the kernels otherwise. */
 #include "lib/cuda/copy.h"
 
 #include <errno.h>

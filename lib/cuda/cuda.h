@@ -6,7 +6,8 @@
  *   runtime.c   devices, memory, streams, events
  *   share.c     what an address is; memory for NICs and for other processes
  *   queue.c     a stream with marks; copy.cu: its copies, by the hundred in one kernel
- *   absent.c    where the build found no nvcc, instead of runtime.c, share.c and copy.cu
+ *   differ.cu   how many bytes differ, for `bench update`
+ *   absent.c    where the build found no nvcc, instead of runtime.c, share.c and the kernels
  *
  * There every function is -ENOTSUP and a sentence.  With CUDA built in, a machine without a GPU or
  * a driver gets -ENODEV.
@@ -175,14 +176,16 @@ int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, ui
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
 /* Zeroes a stretch of the GPU's memory. */
 int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes);
-/* differ.cu: adds to *count, which is the GPU's, how many bytes of the two differ. */
-int differ_launch(const void *a, const void *b, uint64_t bytes, uint64_t *count,
-		  struct CUstream_st *stream, struct ws_error *err);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);
 /* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet.
  * After an error: 0 until nothing is at work, then -EIO. */
 int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark);
+
+/* differ.cu: adds to *count, which is the GPU's, how many bytes of the two differ.  Returns at
+ * once; for the thread's current GPU. */
+int differ_launch(const void *a, const void *b, uint64_t bytes, uint64_t *count,
+		  struct CUstream_st *stream, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * host.c: ws_memory_alloc's host memory is a sealed memfd: nobody can make it shorter or longer,

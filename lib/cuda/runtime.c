@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * CUDA's runtime behind cuda.h: the only file that includes its header.  The runtime is linked
- * statically and looks for the driver when it is first called, so that the same program runs where
- * there is none.
+ * CUDA's runtime behind cuda.h: devices, memory, streams, events.  The runtime is linked statically
+ * and looks for the driver when it is first called, so that the same program runs where there is
+ * none.
  */
 #include "lib/cuda/cuda.h"
 
