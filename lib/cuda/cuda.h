@@ -174,8 +174,6 @@ void cuda_queue_close(struct cuda_queue *queue);
 int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, uint32_t count);
 /* One, where an end is host memory: of pageable memory it waits until the source has been read. */
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
-/* Zeroes a stretch of the GPU's memory. */
-int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);
 /* 1: all in front of the mark is done, and what it wrote can be seen by everybody; 0: not yet.

@@ -79,13 +79,6 @@ int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy)
 	return cuda_copy(copy->to, copy->from, copy->bytes, queue->stream, &queue->error);
 }
 
-int cuda_queue_zero(struct cuda_queue *queue, void *to, uint64_t bytes)
-{
-	int rc = queue_enter(queue);
-
-	return rc != 0 || bytes == 0 ? rc : cuda_fill(to, 0, bytes, queue->stream, &queue->error);
-}
-
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out)
 {
 	int rc = queue_enter(queue);
