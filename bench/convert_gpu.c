@@ -2,7 +2,8 @@
 /*
  * Batches of moves on a GPU against one device-to-device copy that reads and writes as many bytes,
  * in turns.  The weights are Qwen3-30B-A3B's experts, a move each, or a few of them as one tensor.
- * What came out is compared with the host's, for the first and the last expert.
+ * Codes, maxima or copies are compared with the host's, for the first and the last expert; scales
+ * are not.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -285,7 +286,8 @@ static int measure(struct job *job, const struct row *row, struct ws_error *err)
 		if (rc == 0)
 			rc = turn(job, row, !product_first, product_first ? &copies[i] : &ours[i],
 				  err);
-		ratios[i] = copies[i] / ours[i];
+		if (rc == 0)
+			ratios[i] = copies[i] / ours[i];
 	}
 	if (rc != 0)
 		return rc;

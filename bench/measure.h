@@ -79,7 +79,7 @@ int bench_convert(const struct bench_options *options, struct ws_error *err);
 /*
  * The same on a GPU (options->gpu): whole blocks at once, in two passes, and copies, of 18,432
  * experts in a batch and of one large tensor, against one copy within the GPU that reads and writes
- * as many bytes.  In turns; the result is compared with the host's.
+ * as many bytes.  In turns; codes, maxima and copies are compared with the host's.
  */
 int bench_convert_gpu(const struct bench_options *options, struct ws_error *err);
 
