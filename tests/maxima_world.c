@@ -328,11 +328,7 @@ static void run_part(struct maxima_world *world, const struct plan_copy *copy,
 	else
 		move.src = world->tables[copy->sender] + part->src_offset;
 	if (scheme != NULL)
-		quant = (struct quant){.code = scheme->code,
-				       .scale = scheme->scale,
-				       .eps = (float)scheme->eps,
-				       .pow2 = scheme->pow2,
-				       .reciprocal = scheme->reciprocal};
+		quant = quant_of(scheme);
 	if (part->kind == PART_CODES) {
 		move.kind = MOVE_QUANTIZE;
 		blocks = move_blocks(world, copy->sender, part->blocks, part->dim_count, &quant);

@@ -247,7 +247,7 @@ START_TEST(kimi_k2_lowers_what_a_nic_receives_from_46_to_34_gb)
 {
 	struct pair_world pair;
 
-	pair_open_quant(&pair, "kimi-k2", "fsdp2", "dp=4", "sglang",
+	pair_open_quant(&pair, "kimi-k2", 1, "fsdp2", "dp=4", "sglang",
 			"tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1", "fp8-block",
 			1);
 	struct plan *none = pair_plan(&pair, PLAN_ALL);

@@ -92,46 +92,14 @@ static const struct real_job {
 	{"kimi-k2", "zero3", "dp=3,stacked=1", "vllm", "tp=2,ep=2", "fp8-tensor", 2, 400000, true},
 };
 
-static void real_open(struct pair_world *pair, const struct real_job *job)
-{
-	struct model *whole, *model;
-
-	memset(pair, 0, sizeof(*pair));
-	pair->findings.arena = &pair->arena;
-	ck_ok(model_builtin(&whole, job->model, &pair->err), pair->err);
-	ck_ok(model_scale(&model, whole, 1, job->scale, &pair->err), pair->err);
-	for (int side = 0; side < 2; side++) {
-		struct writer out = WRITER_INIT(16u << 20);
-		bool trains = side == SIDE_TRAINER;
-		struct manifest_options options = {.side = (enum side)side,
-						   .layout = trains ? job->trainer : job->rollout,
-						   .mesh = trains ? job->trainer_mesh
-								  : job->rollout_mesh,
-						   .quant = trains ? NULL : job->quant};
-		ck_ok(manifest_make(model, &options, &out, &pair->findings, &pair->err), pair->err);
-		ck_ok(manifest_parse(&pair->manifests[side], out.bytes, out.count, &pair->findings,
-				     &pair->err),
-		      pair->err);
-		writer_release(&out);
-	}
-	for (uint32_t r = 0; r < job->replicas; r++)
-		pair->replicas[r] = r;
-	pair->input = (struct plan_input){.trainer = pair->manifests[0],
-					  .rollout = pair->manifests[1],
-					  .replicas = pair->replicas,
-					  .replica_count = job->replicas,
-					  .rules = RULES_DEFAULT};
-	model_free(whole);
-	model_free(model);
-}
-
 START_TEST(shards_of_frameworks_give_the_codes_of_the_whole)
 {
 	const struct real_job *job = &real_jobs[_i];
 	struct pair_world pair;
 	struct maxima_world world;
 
-	real_open(&pair, job);
+	pair_open_quant(&pair, job->model, job->scale, job->trainer, job->trainer_mesh,
+			job->rollout, job->rollout_mesh, job->quant, job->replicas);
 	maxima_open(&world, &pair.input, (uint32_t)_i);
 	maxima_run(&world);
 	maxima_compare(&world);

@@ -23,10 +23,11 @@ void pair_open(struct pair_world *pair, const char *tensors, uint32_t trainers, 
 void pair_open_model(struct pair_world *pair, const char *model, const char *trainer,
 		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
 		     uint32_t replicas);
-/* The same with a scheme for the rollout's weights, or NULL. */
-void pair_open_quant(struct pair_world *pair, const char *model, const char *trainer,
-		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
-		     const char *quant, uint32_t replicas);
+/* The same with a scheme for the rollout's weights, or NULL; of the model scaled down to 1/scale.
+ */
+void pair_open_quant(struct pair_world *pair, const char *model, uint32_t scale,
+		     const char *trainer, const char *trainer_mesh, const char *rollout,
+		     const char *rollout_mesh, const char *quant, uint32_t replicas);
 void pair_close(struct pair_world *pair);
 struct plan *pair_plan(struct pair_world *pair, uint32_t self);
 /* Expects that no plan is made and that the findings have this kind; its first text. */

@@ -50,15 +50,17 @@ void pair_open(struct pair_world *pair, const char *tensors, uint32_t trainers, 
 	input_make(pair, 1);
 }
 
-void pair_open_quant(struct pair_world *pair, const char *model_name, const char *trainer,
-		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
-		     const char *quant, uint32_t replicas)
+void pair_open_quant(struct pair_world *pair, const char *model_name, uint32_t scale,
+		     const char *trainer, const char *trainer_mesh, const char *rollout,
+		     const char *rollout_mesh, const char *quant, uint32_t replicas)
 {
-	struct model *model = NULL;
+	struct model *whole = NULL, *model = NULL;
 
 	memset(pair, 0, sizeof(*pair));
 	pair->findings.arena = &pair->arena;
-	ck_ok(model_builtin(&model, model_name, &pair->err), pair->err);
+	ck_ok(model_builtin(&whole, model_name, &pair->err), pair->err);
+	ck_ok(model_scale(&model, whole, 1, scale, &pair->err), pair->err);
+	model_free(whole);
 	for (int side = 0; side < 2; side++) {
 		struct writer out = WRITER_INIT(16u << 20);
 		struct manifest_options options = {
@@ -78,7 +80,7 @@ void pair_open_model(struct pair_world *pair, const char *model_name, const char
 		     const char *trainer_mesh, const char *rollout, const char *rollout_mesh,
 		     uint32_t replicas)
 {
-	pair_open_quant(pair, model_name, trainer, trainer_mesh, rollout, rollout_mesh, NULL,
+	pair_open_quant(pair, model_name, 1, trainer, trainer_mesh, rollout, rollout_mesh, NULL,
 			replicas);
 }
 

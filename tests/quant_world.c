@@ -4,6 +4,15 @@
 
 #include "tests/test.h"
 
+struct quant quant_of(const struct quant_scheme *scheme)
+{
+	return (struct quant){.code = scheme->code,
+			      .scale = scheme->scale,
+			      .eps = (float)scheme->eps,
+			      .pow2 = scheme->pow2,
+			      .reciprocal = scheme->reciprocal};
+}
+
 void whole_open(struct whole *whole, const struct tensor_rule *rule, enum ws_dtype trained,
 		const struct quant_scheme *scheme)
 {
@@ -30,11 +39,7 @@ void whole_open(struct whole *whole, const struct tensor_rule *rule, enum ws_dty
 	ck_assert(whole->data != NULL && whole->table != NULL);
 	whole->blocks.table = whole->table;
 	if (scheme != NULL)
-		whole->quant = (struct quant){.code = scheme->code,
-					      .scale = scheme->scale,
-					      .eps = (float)scheme->eps,
-					      .pow2 = scheme->pow2,
-					      .reciprocal = scheme->reciprocal};
+		whole->quant = quant_of(scheme);
 }
 
 /* The tensor's strides in bytes. */

@@ -20,6 +20,7 @@ struct whole {
 	struct blocks blocks;
 };
 
+struct quant quant_of(const struct quant_scheme *scheme);
 /* scheme: NULL where it is only cast. */
 void whole_open(struct whole *whole, const struct tensor_rule *rule, enum ws_dtype trained,
 		const struct quant_scheme *scheme);

@@ -322,7 +322,7 @@ START_TEST(the_reference_job_is_within_a_tenth_of_its_floor)
 	struct played played;
 
 	memset(&played, 0, sizeof(played));
-	pair_open_quant(&played.pair, "kimi-k2", "torchtitan", "pp=2,dp=128,ep=8,stages=31:30",
+	pair_open_quant(&played.pair, "kimi-k2", 1, "torchtitan", "pp=2,dp=128,ep=8,stages=31:30",
 			"sglang", "tp=32,dp=32,ep=32,shared_tp=1,moe_dense_tp=1,dp_lm_head=1",
 			"fp8-block", 4);
 	places_make(&played.pair, 400);
