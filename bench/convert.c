@@ -8,15 +8,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "bench/experts.h"
 #include "bench/measure.h"
 #include "lib/convert/convert.h"
 
-#define ROWS	      768
-#define COLUMNS	      2048
-#define BLOCK	      128
-#define GRID_COLUMNS  (COLUMNS / BLOCK)
-#define ELEMENTS      ((uint64_t)ROWS * COLUMNS)
-#define ENTRIES	      ((uint64_t)ROWS / BLOCK * GRID_COLUMNS)
 #define BYTES_DEFAULT (128ull << 20)
 #define CONTENDERS    (CONVERT_LEVEL_COUNT + 1) /* memcpy last */
 
@@ -220,16 +215,11 @@ static void job_close(struct job *job)
 	mem_free(job->scales);
 }
 
-/* The sum of four digits looks like a bell, as weights do. */
 static void fill(struct job *job)
 {
 	uint64_t count = job->tensor_count * ELEMENTS;
-	for (uint64_t i = 0; i < count; i++) {
-		uint64_t x = mix64(i + 1);
-		int sum = (int)(x & 0xffff) + (int)(x >> 16 & 0xffff) + (int)(x >> 32 & 0xffff) +
-			  (int)(x >> 48) - 131070;
-		job->wide[i] = (float)sum * 0x1p-22F;
-	}
+	for (uint64_t i = 0; i < count; i++)
+		job->wide[i] = expert_weight(i);
 	memset(job->maxima, 0, job->tensor_count * ENTRIES * sizeof(*job->maxima));
 	memset(job->codes, 0, count);
 	do_work(job, WHAT_CAST);

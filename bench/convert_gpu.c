@@ -9,16 +9,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/experts.h"
 #include "bench/measure.h"
 #include "lib/convert/device.h"
 #include "lib/cuda/cuda.h"
 
-#define ROWS	      768
-#define COLUMNS	      2048
-#define BLOCK	      128
-#define GRID_COLUMNS  (COLUMNS / BLOCK)
-#define ELEMENTS      ((uint64_t)ROWS * COLUMNS)
-#define ENTRIES	      ((uint64_t)ROWS / BLOCK * GRID_COLUMNS)
 #define EXPERTS	      18432u
 #define EXPERTS_ALONE 1024u /* of a tensor that is one move */
 #define PATTERN	      16u   /* experts that are filled one by one; the others are copies of them */
@@ -298,17 +293,13 @@ static int measure(struct job *job, const struct row *row, struct ws_error *err)
 }
 
 /* ---------------------------------------------------------------- memory */
-/* Weights look like a bell: the sum of four digits. */
 static int fill_weights(struct job *job, struct ws_error *err)
 {
 	uint64_t bytes = ELEMENTS * 2, filled = PATTERN;
 	int rc = 0;
 
 	for (uint64_t i = 0; i < PATTERN * ELEMENTS; i++) {
-		uint64_t x = mix64(i + 1);
-		int sum = (int)(x & 0xffff) + (int)(x >> 16 & 0xffff) + (int)(x >> 32 & 0xffff) +
-			  (int)(x >> 48) - 131070;
-		float value = (float)sum * 0x1p-22F;
+		float value = expert_weight(i);
 		uint32_t bits;
 		memcpy(&bits, &value, sizeof(bits));
 		job->pattern[i] = (uint16_t)(bits >> 16);
