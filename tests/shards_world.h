@@ -16,7 +16,7 @@ struct shards_world {
 	struct place places[64];
 	uint32_t replicas[3];
 	struct plan_input input;
-	uint32_t a, b; /* ranks of trainers' axes: nothing is held twice on purpose where b is 1 */
+	uint32_t a, b; /* ranks of trainers' axes */
 	uint32_t ranks, block[2];
 	struct ws_error err;
 };
