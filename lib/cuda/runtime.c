@@ -40,11 +40,14 @@ int cuda_device_count(struct ws_error *reason_out)
 	int count = 0;
 	cudaError_t error = cudaGetDeviceCount(&count);
 
-	if (error != cudaSuccess) {
-		cuda_fail(reason_out, error, "find a GPU");
-		return 0;
-	}
-	return count;
+	if (error == cudaSuccess)
+		return count;
+	(void)cudaGetLastError();
+	ws_fail(reason_out, code_of(error),
+		"no GPU can be used here: CUDA says '%s'; look whether nvidia-smi lists one, or use "
+		"host memory",
+		cudaGetErrorString(error));
+	return 0;
 }
 
 int cuda_use(int device, struct ws_error *err)
