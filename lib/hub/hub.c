@@ -18,7 +18,8 @@
 #define LOST_MS_DEFAULT	 5000
 #define PHASE_MS_DEFAULT 60000
 #define TURN_NS		 (20 * MS_NS) /* deadlines are looked at this often */
-/* Changes are said at once, but not more often than takes a tenth of the hub's time. */
+/* Changes are said at once, but not more often than this: saying them takes 2 us and more per
+ * member, so a tenth of the hub's time and more. */
 #define SAY_GAP_MAX_NS	(1 * MS_NS)
 #define SAY_GAP_EACH_NS UINT64_C(20000)	 /* per member */
 #define NAP_NS_MAX	UINT64_C(200000) /* link_wait counts in milliseconds */
