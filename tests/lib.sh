@@ -38,10 +38,5 @@ failed() {
 
 # A python with the reference safetensors library, made once; false where pip can't bring it.
 reference_python() {
-	venv=$build/venv
-	if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -c 'import safetensors, numpy' 2>/dev/null; then
-		python3 -m venv "$venv" >/dev/null 2>&1 &&
-			"$venv/bin/pip" install -q safetensors numpy >"$work/pip.log" 2>&1 || return 1
-	fi
-	python=$venv/bin/python
+	python=$tests/../$(cd "$tests/.." && sh tests/venv.sh numpy safetensors 2>"$work/pip.log")
 }
