@@ -241,7 +241,7 @@ static void one_wrong(struct mutations *m, bool renew)
 	m->fields.count = 0;
 	if (what == 0 && plan->locals.count > 0)
 		local_choose(m);
-	else if (what == 1 && !renew)
+	else if (what == 1)
 		around_choose(m);
 	else if (plan_stored_count(plan) > 0)
 		part_choose(m);
@@ -316,6 +316,43 @@ START_TEST(a_box_that_nobody_looks_through_is_missed)
 }
 END_TEST
 
+/* Rows that lie one behind the other under one scale, as one dim without its last element. */
+static bool shorten(struct plan_local *local)
+{
+	if (local->dim_count != 2 || local->extent[0] < 2 ||
+	    local->src_stride[0] != local->src_stride[1] * (int64_t)local->extent[1] ||
+	    local->blocks.stride[0] != 0 || local->blocks.stride[1] != 0)
+		return false;
+	local->dim_count = 1;
+	local->extent[0] = local->extent[0] * local->extent[1] - 1;
+	local->src_stride[0] = local->src_stride[1];
+	return true;
+}
+
+START_TEST(a_box_that_ends_in_mid_row_is_no_box)
+{
+	uint32_t met = 0;
+
+	for (uint32_t seed = 0; seed < SEEDS; seed++) {
+		struct mutations m;
+		plan_open(&m, seed, true);
+		struct stored_local *locals = m.plan->locals.items;
+		for (size_t i = 0; i < m.plan->locals.count; i++) {
+			struct stored_local before = locals[i];
+			if (!shorten(&locals[i].local))
+				continue;
+			ck_assert_msg(plan_check(m.plan, NULL, &m.err) == -EINVAL,
+				      "seed %u: the end of local %zu isn't missed", seed, i);
+			locals[i] = before;
+			met++;
+		}
+		ck_ok(plan_check(m.plan, NULL, &m.err), m.err);
+		plan_close(&m);
+	}
+	ck_assert_uint_gt(met, 5);
+}
+END_TEST
+
 /* The maxima that one trainer is told by another in a kind; NULL: none, or of other sizes. */
 static struct plan_part *two_told(struct plan *plan, const struct pair_state *state, uint32_t kind)
 {
@@ -373,6 +410,7 @@ Suite *suite(void)
 	tcase_add_loop_test(random, what_was_planned_wrong_is_rejected_by_what_it_would_do, 0,
 			    SEEDS);
 	tcase_add_test(random, a_box_that_nobody_looks_through_is_missed);
+	tcase_add_test(random, a_box_that_ends_in_mid_row_is_no_box);
 	tcase_add_test(random, maxima_that_nobody_tells_are_missed);
 	suite_add_tcase(tests, random);
 	return tests;
