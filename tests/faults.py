@@ -15,18 +15,12 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "faults"))
-from processes import Wrong, end_marked, everybody, marked, shared_memory, timeline, until  # noqa: E402
+from processes import Wrong, closing, end_marked, everybody, marked, scenario_fails, shared_memory, until  # noqa: E402
 from world import Skip, World, command_line, expect, scenarios  # noqa: E402
 import hurt  # noqa: E402, F401  (registers its scenarios)
 import whole  # noqa: E402, F401
 import same_host  # noqa: E402, F401
 import exchange  # noqa: E402, F401
-
-
-def show_logs():
-    for line in timeline(100):
-        print("    " + line[:500])
-    print("    (times are seconds before the last line; 'kill' and the like aren't shown)")
 
 
 def clean(world, shm):
@@ -51,18 +45,16 @@ def one(world, name, function):
     seconds = time.monotonic() - started
     if skip is not None:
         print("skip %s: %s" % (name, skip), flush=True)
-        return 0
+        return
     if why is None:
         print("ok %s (%.1f s)" % (name, seconds), flush=True)
-        return 0
-    print("not ok %s: %s (%.1f s)" % (name, str(why)[:1500], seconds), flush=True)
-    show_logs()
+        return
+    scenario_fails(name, why, seconds, 100)
     world.run = None
     end_marked()
     everybody.clear()
     for left in os.listdir(world.temporary):
         shutil.rmtree(os.path.join(world.temporary, left), ignore_errors=True)
-    return 1
 
 
 def build_never_steps(world, root):
@@ -78,7 +70,7 @@ def main():
     build = os.path.abspath(sys.argv[1])
     pattern = sys.argv[2] if len(sys.argv) > 2 else ""
     work = tempfile.mkdtemp(prefix="faults-")
-    failures, world = 0, None
+    started, world = time.monotonic(), None
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
     try:
@@ -86,19 +78,18 @@ def main():
         build_never_steps(world, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         for name, function in scenarios:
             if pattern in name:
-                failures += one(world, name, function)
+                one(world, name, function)
         if world.run is not None:
-            failures += one(world, "the run that was hurt ends", lambda w: w.stop_living())
+            one(world, "the run that was hurt ends", lambda w: w.stop_living())
     except Wrong as wrong:
-        print("not ok faults: %s" % wrong)
-        failures += 1
+        scenario_fails("faults", wrong, time.monotonic() - started, 100)
     finally:
         end_marked()
         if os.environ.get("WS_KEEP"):
             print("kept: %s" % work)
         else:
             shutil.rmtree(work, ignore_errors=True)
-    return min(failures, 99)
+    return closing()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: [PARTS=PATTERN] run.sh check|ci      PARTS: only the parts whose title matches (grep -E)
-# Runs the tests in parts, prints each part's minutes, and one closing line.  A test program is a
+# Runs the tests in parts, prints each part's minutes, what failed and why, and one closing line.  A test program is a
 # Check suite (its cases are counted) that exits 77 for a skip; a script prints "ok NAME",
 # "not ok NAME" or "skip NAME" lines.
 set -u
@@ -11,7 +11,7 @@ export TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 exitcode=6
 logs=${WS_TEST_LOGS:-build/logs}
 mkdir -p "$logs"
 passed=0 failed=0 skipped=0
-minutes= slowest= limit=
+minutes= slowest= limit= reasons=
 
 # Counts what a log says; $2 is the exit status of what wrote it.  Nothing said is a failure too.
 count() {
@@ -35,6 +35,9 @@ count() {
 	[ "$bad" = 0 ] && return
 	echo "  FAILED $name (status $status, 124 is out of time), the end of $log:"
 	tail -25 "$log" | sed 's/^/    /'
+	reasons="$reasons
+$name (status $status)
+$(grep -E '^not ok |^[^ ]+:[0-9]+:[FE]:|ERROR: .*Sanitizer|WARNING: ThreadSanitizer' "$log" | cut -c 1-1000 | sed 's/^/    /')"
 }
 
 log_of() {
@@ -205,5 +208,6 @@ esac
 echo "== minutes$minutes"
 echo "== the slowest"
 echo "$slowest" | grep . | sort -rn | head -12
+[ -z "$reasons" ] || echo "== what failed$reasons"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -17,6 +17,7 @@ MARK = "WEIGHTSYNC_FAULTS=%d" % os.getpid()
 PR_SET_PDEATHSIG = 1
 libc = ctypes.CDLL(None)
 everybody = []  # processes of the scenarios so far, for a timeline
+failures = []   # scenarios so far that failed, each with its reason
 
 
 class Wrong(Exception):
@@ -131,6 +132,22 @@ def timeline(count):
     said.sort(key=lambda entry: entry[0])
     return ["%7.2f %s(%d): %s" % (at - said[-1][0], process.name, process.pid, line)
             for at, process, line in said[-count:]]
+
+
+def scenario_fails(name, why, seconds, count):
+    """Says it, with a timeline of so many lines."""
+    failures.append("%s: %s (%.1f s)" % (name, " ".join(str(why).split())[:1500], seconds))
+    print("not ok " + failures[-1])
+    for line in timeline(count):
+        print("    " + line[:600])
+    print("    (times are seconds before the last line; 'kill' and the like aren't shown)", flush=True)
+
+
+def closing():
+    """The last words of a script, since timelines hide what failed; its exit status."""
+    for failure in failures:
+        print("failed: " + failure)
+    return min(len(failures), 99)
 
 
 def marked():

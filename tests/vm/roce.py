@@ -17,7 +17,7 @@ import time
 sys.dont_write_bytecode = True
 import pair  # noqa: E402
 from pair import PairRun, Remote, on, host_of, wires  # noqa: E402
-from processes import Wrong, everybody, timeline  # noqa: E402
+from processes import Wrong, closing, everybody, scenario_fails  # noqa: E402
 from run import Inputs  # noqa: E402
 
 scenarios = []
@@ -408,17 +408,14 @@ def one(world, name, function):
     seconds = time.monotonic() - started
     if why is None:
         print("ok %s (%.1f s)" % (name, seconds), flush=True)
-        return 0
-    print("not ok %s: %s (%.1f s)" % (name, str(why)[:1500], seconds), flush=True)
-    for line in timeline(60):
-        print("    " + line[:600])
+        return
+    scenario_fails(name, why, seconds, 60)
     world.run = None
     for process in everybody:
         process.kill(signal.SIGKILL)
     everybody.clear()
     for host in "ab":
         link(host, (*pair.RAILS, pair.CONTROL), "up")
-    return 1
 
 
 def main(build, work, transport="verbs", pattern=""):
@@ -427,12 +424,13 @@ def main(build, work, transport="verbs", pattern=""):
     for host in "ab":
         on(host, "sh", "-c", "pkill -KILL -x weightsync || true")  # of a script that was killed
     world = World(os.path.abspath(build), os.path.abspath(work), transport)
-    failures = sum(one(world, name, function) for name, function, always in scenarios
-                   if (re.search(pattern, name) if pattern else always))
+    for name, function, always in scenarios:
+        if re.search(pattern, name) if pattern else always:
+            one(world, name, function)
     if world.run is not None:
-        failures += one(world, "the run that was hurt ends", lambda w: w.run.stop(60))
+        one(world, "the run that was hurt ends", lambda w: w.run.stop(60))
     on("a", "sh", "-c", "; ".join("tc qdisc replace dev %s root pfifo_fast" % rail for rail in pair.RAILS))
-    return min(failures, 99)
+    return closing()
 
 
 if __name__ == "__main__":
