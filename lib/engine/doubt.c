@@ -3,8 +3,8 @@
  * Rails that are dead while both their ports say up.  Where ops to a peer failed over one of
  * several rails, the next wirings with that peer leave it out, for a time that grows each time it
  * fails again: a try costs a version.  Both ends hear of it in addresses (peer.c), which name the
- * other engine: one that was killed, to which every rail fails, is another one when it is back, and
- * then nothing is held against the NIC.
+ * life of the NIC that is meant.  A NIC of a process that was killed, or whose port was down or
+ * address changed, begins another life when it is back, and nothing is held against that one.
  */
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +28,15 @@ static bool is_of(const struct doubt *doubt, const struct engine_peer *peer, uin
 	       strncmp(doubt->peer_name, peer->name, sizeof(doubt->peer_name) - 1) == 0;
 }
 
+/* That NIC of the peer is still, or again, in the same life. */
+static bool still_lives(const struct engine_peer *peer, uint64_t life)
+{
+	bool lives = false;
+	for (uint32_t i = 0; i < NICS_MAX; i++)
+		lives |= peer->remote_lives[i] == life;
+	return lives;
+}
+
 /* NULL: there was never any. */
 static struct doubt *doubt_find(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
 {
@@ -48,11 +57,11 @@ static struct doubt *doubt_take(struct engine *engine, const struct engine_peer 
 		taken = &engine->doubts[engine->doubt_count++];
 	if (taken == NULL)
 		return NULL;
-	if (taken->to.engine != peer->remote_engine || !is_of(taken, peer, nic)) {
+	if (!is_of(taken, peer, nic) || !still_lives(peer, taken->to)) {
 		*taken = (struct doubt){.nic = nic};
 		snprintf(taken->peer_name, sizeof(taken->peer_name), "%s", peer->name);
 	}
-	taken->to = (struct rail_doubt){peer->remote_engine, peer->rails[nic].remote_nic};
+	taken->to = peer->remote_lives[peer->rails[nic].remote_nic];
 	return taken;
 }
 
@@ -123,22 +132,19 @@ void doubts_end(struct engine *engine)
 	}
 }
 
-struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+uint64_t doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
 {
 	const struct doubt *doubt = doubt_find(engine, peer, nic);
-	bool stands = doubt != NULL && doubt->state != DOUBT_OVER;
-	return stands ? doubt->to : (struct rail_doubt){0};
+	return doubt != NULL && doubt->state != DOUBT_OVER ? doubt->to : 0;
 }
 
-void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32_t remote_there)
+void doubts_settle(struct engine *engine, const struct engine_peer *peer)
 {
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		struct doubt *doubt = doubt_find(engine, peer, i);
 		if (doubt == NULL || doubt->state == DOUBT_OVER)
 			continue;
-		/* Another process; or it was the other end's NIC, which is out of use. */
-		if (doubt->to.engine != peer->remote_engine ||
-		    (remote_there >> doubt->to.nic & 1) == 0) {
+		if (!still_lives(peer, doubt->to)) {
 			*doubt = (struct doubt){0};
 			continue;
 		}

@@ -81,6 +81,7 @@ static int nics_open(struct engine *engine, const struct engine_options *options
 		*made = (struct engine_nic){.nic = nic,
 					    .transport = mem_copy_text(device->transport),
 					    .device = mem_copy_text(device->name),
+					    .life = ++engine->lives,
 					    .out = nic->down,
 					    .since_ns = clock_ns()};
 		if (made->transport == NULL || made->device == NULL)
@@ -117,8 +118,8 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 	engine->op_bytes = options->op_bytes;
 	engine->wire_digests = options->wire_digests;
 	engine->spin_ns = spin_choose();
-	rc = random_bytes(&engine->identity, sizeof(engine->identity), err);
-	engine->identity |= 1;
+	rc = random_bytes(&engine->lives, sizeof(engine->lives), err);
+	engine->lives >>= 1; /* never gets round to 0 */
 	if (rc == 0)
 		rc = nics_open(engine, options, err);
 	if (rc == 0)

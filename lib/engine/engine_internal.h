@@ -179,29 +179,23 @@ struct remote_key {
 	uint64_t key, base;
 };
 
-/* A rail that one end leaves out: from one of its NICs to a NIC of the other engine. */
-struct rail_doubt {
-	uint64_t engine; /* its identity; 0: no doubt */
-	uint32_t nic;
-};
-
 /* My NIC's half of a connection, at the index of my NIC. */
 struct rail {
 	struct peer *peer;   /* the transport's; NULL: never opened, or closed */
 	uint32_t remote_nic; /* if paired */
 	bool paired;
-	bool spare;		 /* pairs with nothing: to be closed as soon as that goes */
-	bool failed;		 /* in this wiring: it or an op over it */
-	uint64_t sent_ns;	 /* when an op over it was last reported as SENT; 0: never */
-	struct rail_doubt doubt; /* as my address has it */
+	bool spare;	  /* pairs with nothing: to be closed as soon as that goes */
+	bool failed;	  /* in this wiring: it or an op over it */
+	uint64_t sent_ns; /* when an op over it was last reported as SENT; 0: never */
+	uint64_t doubted; /* as my address has it: the life of the NIC to leave out; 0: none */
 	uint32_t in_flight;
 	uint32_t refused_step; /* the NIC took nothing more for it in this step */
 };
 
 struct engine_peer {
-	char *name;		/* owned */
-	uint32_t ordinal;	/* which of my peers: spreads uneven rails */
-	uint64_t remote_engine; /* its identity, from its address */
+	char *name;			 /* owned */
+	uint32_t ordinal;		 /* which of my peers: spreads uneven rails */
+	uint64_t remote_lives[NICS_MAX]; /* of its NICs, from its address; 0: out of use */
 	bool quiet, abandoned;
 	uint64_t writer, writer_incarnation; /* the member that writes to me by it; 0: nobody */
 	uint32_t address_nic_count;	     /* as in its address; 0: not connected */
@@ -247,7 +241,7 @@ struct doubt {
 	enum doubt_state state;
 	uint32_t nic;
 	uint32_t times; /* that it failed again */
-	struct rail_doubt to;
+	uint64_t to;	/* the life of the peer's NIC */
 	uint64_t since_ns;
 	char peer_name[48], reason[64];
 };
@@ -259,11 +253,10 @@ void doubts_end(struct engine *engine);
 /* The rail can't be connected: it isn't used, and both ends are to know. */
 void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t nic,
 		       const char *reason);
-/* What the next wiring with the peer is to leave out. */
-struct rail_doubt doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
-/* The peer is connected: what was left out is so from now on.  remote_there: bit per NIC that its
- * address has. */
-void doubts_settle(struct engine *engine, const struct engine_peer *peer, uint32_t remote_there);
+/* The life of the NIC that the next wiring with the peer is to leave out; 0: none. */
+uint64_t doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic);
+/* The peer is connected: what was left out is so from now on. */
+void doubts_settle(struct engine *engine, const struct engine_peer *peer);
 /* Ends those whose time is over; not in an attempt. */
 void doubts_mend(struct engine *engine, uint64_t now_ns);
 /* The NIC was out of use and is back. */
@@ -310,6 +303,7 @@ struct engine_nic {
 	char *transport, *device; /* owned; to open it again */
 	struct nic *nic;	  /* owned; NULL: lost, and closed */
 	struct nic was;		  /* what it said of itself, when it is closed */
+	uint64_t life;		  /* another one each time it is back; not 0 */
 	bool out;		  /* not in use: nothing is posted or connected over it */
 	bool lost;		  /* and for that: nothing is polled either */
 	bool was_out;		  /* in this attempt, or the last one */
@@ -428,7 +422,7 @@ struct engine {
 	struct doubt doubts[DOUBTS_MAX];
 	uint32_t doubt_count; /* places of doubts used so far */
 	uint64_t rewires;
-	uint64_t identity; /* random, not 0 */
+	uint64_t lives; /* of NICs so far; begins at random, so no other engine has the same */
 	uint64_t op_bytes;
 	uint64_t spin_ns;
 	uint32_t nic_count;

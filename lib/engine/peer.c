@@ -11,12 +11,12 @@
 struct remote_nic {
 	char name[NIC_NAME_MAX], subnet[NIC_NAME_MAX];
 	uint64_t protocol;
-	struct rail_doubt doubt;
-	struct address address; /* count 0: this NIC is out of use */
+	uint64_t life;	  /* 0: this NIC is out of use, and has no address */
+	uint64_t doubted; /* the life of mine that it leaves out */
+	struct address address;
 };
 
 struct remote_address {
-	uint64_t engine; /* its identity */
 	uint32_t ordinal, nic_count;
 	struct remote_nic nics[NICS_MAX];
 	uint32_t avoid_mine, avoid_theirs; /* bit per NIC: of a rail that one end doubts */
@@ -107,7 +107,6 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 	int rc = peer_add(engine, name, &peer, err);
 	if (rc != 0 || peer == NULL)
 		return rc;
-	write_u64(address_out, engine->identity);
 	write_u32(address_out, peer->ordinal);
 	write_u32(address_out, engine->nic_count);
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
@@ -124,9 +123,9 @@ int engine_peer_open(struct engine *engine, const char *name, struct engine_peer
 		write_text(address_out, nic != NULL ? nic->name : "");
 		write_text(address_out, nic != NULL ? nic->subnet : "");
 		write_u64(address_out, nic != NULL ? nic->protocol : 0);
-		peer->rails[i].doubt = doubt_of(engine, peer, i);
-		write_u64(address_out, peer->rails[i].doubt.engine);
-		write_u32(address_out, peer->rails[i].doubt.nic);
+		peer->rails[i].doubted = doubt_of(engine, peer, i);
+		write_u64(address_out, nic != NULL ? engine->nics[i].life : 0);
+		write_u64(address_out, peer->rails[i].doubted);
 		write_u16(address_out, address.count);
 		write_bytes(address_out, address.bytes, address.count);
 	}
@@ -173,7 +172,6 @@ static void spare_find(struct engine *engine, struct engine_peer *peer)
 static bool address_decode(struct remote_address *remote, const void *bytes, size_t count)
 {
 	struct reader in = reader_make(bytes, count);
-	remote->engine = read_u64(&in);
 	remote->ordinal = read_u32(&in);
 	remote->nic_count = read_u32(&in);
 	if (in.failed || remote->nic_count == 0 || remote->nic_count > NICS_MAX)
@@ -183,11 +181,11 @@ static bool address_decode(struct remote_address *remote, const void *bytes, siz
 		read_text(&in, nic->name, sizeof(nic->name));
 		read_text(&in, nic->subnet, sizeof(nic->subnet));
 		nic->protocol = read_u64(&in);
-		nic->doubt.engine = read_u64(&in);
-		nic->doubt.nic = read_u32(&in);
+		nic->life = read_u64(&in);
+		nic->doubted = read_u64(&in);
 		nic->address.count = read_u16(&in);
 		if (in.failed || nic->address.count > ADDRESS_BYTES_MAX ||
-		    nic->doubt.nic >= NICS_MAX)
+		    (nic->life == 0) != (nic->address.count == 0))
 			return false;
 		const void *address = read_bytes(&in, nic->address.count);
 		if (address == NULL)
@@ -312,14 +310,12 @@ static void doubts_mark(const struct engine *engine, const struct engine_peer *p
 			struct remote_address *remote)
 {
 	for (uint32_t i = 0; i < engine->nic_count; i++)
-		if (peer->rails[i].doubt.engine == remote->engine) {
-			remote->avoid_mine |= 1u << i;
-			remote->avoid_theirs |= 1u << peer->rails[i].doubt.nic;
-		}
-	for (uint32_t i = 0; i < remote->nic_count; i++)
-		if (remote->nics[i].doubt.engine == engine->identity) {
-			remote->avoid_theirs |= 1u << i;
-			remote->avoid_mine |= 1u << remote->nics[i].doubt.nic;
+		for (uint32_t k = 0; k < remote->nic_count; k++) {
+			const struct remote_nic *other = &remote->nics[k];
+			bool doubted = other->life != 0 && (peer->rails[i].doubted == other->life ||
+							    other->doubted == engine->nics[i].life);
+			remote->avoid_mine |= (doubted ? 1u : 0) << i;
+			remote->avoid_theirs |= (doubted ? 1u : 0) << k;
 		}
 }
 
@@ -395,7 +391,8 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 		return ws_fail(err, -EPROTO, "'%s' sent regions of %u NICs and an address of %u",
 			       peer->name, peer->remote_nic_count, remote.nic_count);
 	peer->address_nic_count = remote.nic_count;
-	peer->remote_engine = remote.engine;
+	for (uint32_t i = 0; i < remote.nic_count; i++)
+		peer->remote_lives[i] = remote.nics[i].life;
 	struct ws_error why = {0};
 	int rc = rails_connect(engine, peer, &remote, &why);
 	if (rc == 0 && !is_paired(engine, peer))
@@ -403,10 +400,7 @@ int engine_peer_connect(struct engine *engine, struct engine_peer *peer, const v
 	if (rc != 0)
 		return ws_fail(err, rc, "%s", why.text);
 	spare_find(engine, peer);
-	uint32_t there = 0;
-	for (uint32_t i = 0; i < remote.nic_count; i++)
-		there |= (remote.nics[i].address.count > 0 ? 1u : 0) << i;
-	doubts_settle(engine, peer, there);
+	doubts_settle(engine, peer);
 	return 0;
 }
 

@@ -191,6 +191,7 @@ static void rail_mend(struct engine *engine, uint32_t index, uint64_t now)
 		return;
 	nic->lost = false;
 	nic->out = nic->nic->down;
+	nic->life = ++engine->lives;
 	doubts_forget(engine, index);
 }
 

@@ -193,7 +193,7 @@ class Run:
         process = self.rollouts[at]
         writes = [push["phases"]["write"] for push in self.pushes() if push["ok"]]
         since = process.mark()
-        line = process.says(r"version \d+ begins", 20, since)
+        line = process.says(r"version \d+ begins", self.push_s + 20, since)
         time.sleep(share * (min(writes[-3:]) if writes else 1))
         version = int(re.search(r"version (\d+) begins", line).group(1))
         if process.lines("version %d has landed" % version, since=since):
@@ -202,7 +202,7 @@ class Run:
 
     def status(self):
         done = subprocess.run([self.inputs.weightsync, "status", "--hub", self.endpoint, "--key",
-                               self.inputs.key, "--json"], capture_output=True, text=True, timeout=10)
+                               self.inputs.key, "--json"], capture_output=True, text=True, timeout=60)
         if done.returncode != 0:
             raise Wrong("status: " + done.stderr)
         return json.loads(done.stdout)

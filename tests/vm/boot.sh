@@ -114,7 +114,7 @@ up() {
 	folder=$(kernel) || die "Debian's kernel can't be had"
 	version=$(basename "$folder" .unpacked) version=${version#linux-image-}
 	initramfs "$folder" "$version" || die "the initramfs can't be made"
-	machine a 1 on && wait_for 10 "$pair/control.sock" a && machine b 2 off || die "qemu doesn't start: $(cat "$pair"/*.qemu)"
+	machine a 1 on && wait_for 60 "$pair/control.sock" a && machine b 2 off || die "qemu doesn't start: $(cat "$pair"/*.qemu)"
 	for host in a b; do
 		wait_for "$boot_seconds" "$pair/$host/up" "$host" && continue
 		tail -20 "$pair/$host.qemu" "$pair/$host.console" >&2
@@ -126,7 +126,7 @@ up() {
 # Says a line to a host's agent; a host that is gone must not block us.
 ring() {
 	alive "$1" || return 1
-	timeout 5 sh -c 'echo "$1" >"$2"' sh "$2" "$pair/$1.bell"
+	timeout 60 sh -c 'echo "$1" >"$2"' sh "$2" "$pair/$1.bell"
 }
 
 quoted() {
@@ -138,7 +138,7 @@ quoted() {
 # Kills what `on` started, and waits until it is gone.
 slay() {
 	ring "$host" "kill $job KILL"
-	wait_for 5 "$files.status" "$host"
+	wait_for 60 "$files.status" "$host"
 }
 
 on() {

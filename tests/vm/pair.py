@@ -19,7 +19,7 @@ HUB_ADDRESS = "10.0.0.1"
 NUMBER = {"a": 1, "b": 2}
 
 
-def on(host, *argv, seconds=30):
+def on(host, *argv, seconds=120):
     """Runs a command there; what it wrote.  Wrong where it fails."""
     done = subprocess.run([*BOOT, "on", "-t", str(seconds), host, *argv], capture_output=True, text=True)
     if done.returncode != 0:
