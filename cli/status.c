@@ -84,13 +84,13 @@ static int put_table(struct writer *out, const struct writer *answer, struct ws_
 static int status_run(const struct command *command, int argc, char **argv)
 {
 	const char *hub = NULL, *key_file = NULL;
-	uint32_t deadline_ms = 3000;
+	uint32_t deadline_ms = 10000;
 	bool as_json = false;
 	struct option_spec options[] = {
 		{"hub", 0, OPTION_TEXT, &hub, "ENDPOINT", "the run's hub, tcp://host:port"},
 		{"key", 0, OPTION_TEXT, &key_file, "FILE", "the run's key file"},
 		{"deadline", 0, OPTION_MS, &deadline_ms, "TIME",
-		 "how long to wait for the answer (default 3s)"},
+		 "how long to wait for the answer (default 10s)"},
 		{"json", 0, OPTION_FLAG, &as_json, NULL, "the hub's answer as one object"},
 	};
 	struct ws_error err = {0};

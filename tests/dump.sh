@@ -33,8 +33,8 @@ for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 	grep -q '"version":7' "$work/out" && break
 	sleep 0.3
 done
-"$ws" status --hub "$hub" --key "$work/key" >"$work/status" 2>&1
-"$ws" status --hub "$hub" --key "$work/key" --json >"$work/status.json" 2>&1
+"$ws" status --hub "$hub" --key "$work/key" --deadline 60s >"$work/status" 2>&1
+"$ws" status --hub "$hub" --key "$work/key" --deadline 60s --json >"$work/status.json" 2>&1
 wait $push_pid || failed "push" "it failed" "$work/t0.log"
 sleep 1
 kill $hub_pid

@@ -202,7 +202,7 @@ class Run:
 
     def status(self):
         done = subprocess.run([self.inputs.weightsync, "status", "--hub", self.endpoint, "--key",
-                               self.inputs.key, "--json"], capture_output=True, text=True, timeout=60)
+                               self.inputs.key, "--deadline", "60s", "--json"], capture_output=True, text=True, timeout=120)
         if done.returncode != 0:
             raise Wrong("status: " + done.stderr)
         return json.loads(done.stdout)

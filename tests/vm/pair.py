@@ -78,7 +78,7 @@ class PairRun(Run):
 
     def status(self):
         return json.loads(on("a", self.inputs.weightsync, "status", "--hub", self.endpoint, "--key", self.inputs.key,
-                             "--json"))
+                             "--deadline", "60s", "--json"))
 
     def wires(self, name):
         return wires(self.transport, host_of(name), self.rails, self.knobs)
