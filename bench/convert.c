@@ -15,7 +15,7 @@
 #define BYTES_DEFAULT (128ull << 20)
 #define CONTENDERS    (CONVERT_LEVEL_COUNT + 1) /* memcpy last */
 
-enum what { WHAT_MAXIMA, WHAT_QUANTIZE, WHAT_TWO_PASSES, WHAT_STRIPES, WHAT_CAST, WHAT_DEQUANTIZE };
+enum what { WHAT_MAXIMA, WHAT_QUANTIZE, WHAT_TWO_PASSES, WHAT_WHOLE, WHAT_CAST, WHAT_DEQUANTIZE };
 
 static const struct row {
 	const char *name, *counted;
@@ -23,7 +23,7 @@ static const struct row {
 	[WHAT_MAXIMA] = {"amax", "bf16 read"},
 	[WHAT_QUANTIZE] = {"quantize", "bf16 read"},
 	[WHAT_TWO_PASSES] = {"both", "bf16 read"},
-	[WHAT_STRIPES] = {"stripes", "bf16 read"},
+	[WHAT_WHOLE] = {"whole", "bf16 read"},
 	[WHAT_CAST] = {"cast", "bf16 written"},
 	[WHAT_DEQUANTIZE] = {"dequantize", "bf16 written"},
 };
@@ -94,17 +94,6 @@ static void move_all(const struct job *job, enum move_kind kind)
 		move_rows(job, kind, i, 0, ROWS);
 }
 
-/* Each 128 rows are read from memory once, and once more from the cache. */
-static void move_stripes(const struct job *job)
-{
-	for (uint32_t i = 0; i < job->tensor_count; i++)
-		for (uint64_t row = 0; row < ROWS; row += BLOCK) {
-			move_rows(job, MOVE_MAXIMA, i, row, BLOCK);
-			move_rows(job, MOVE_SCALE, i, row, BLOCK);
-			move_rows(job, MOVE_QUANTIZE, i, row, BLOCK);
-		}
-}
-
 static void do_work(const struct job *job, enum what what)
 {
 	switch (what) {
@@ -119,8 +108,9 @@ static void do_work(const struct job *job, enum what what)
 		move_all(job, MOVE_SCALE);
 		move_all(job, MOVE_QUANTIZE);
 		return;
-	case WHAT_STRIPES:
-		move_stripes(job);
+	case WHAT_WHOLE:
+		move_all(job, MOVE_QUANTIZE_WHOLE);
+		move_all(job, MOVE_SCALE);
 		return;
 	case WHAT_CAST:
 		move_all(job, MOVE_CAST);
@@ -257,7 +247,7 @@ int bench_convert(const struct bench_options *options, struct ws_error *err)
 	if (!known)
 		return ws_fail(err, -EINVAL,
 			       "no row of bench convert is '%s': choose amax, quantize, both, "
-			       "stripes, cast or dequantize",
+			       "whole, cast or dequantize",
 			       options->what);
 	int rc = job_open(&job, err);
 	if (rc == 0 && !options->json)

@@ -95,7 +95,6 @@ static int add_scales(struct job *job, const struct blocks *blocks, uint64_t exp
 static int add_expert(struct job *job, const struct row *row, uint64_t expert, uint64_t count,
 		      struct ws_error *err)
 {
-	static const int64_t scale_stride[2] = {GRID_COLUMNS, 1};
 	struct blocks blocks;
 	struct move move;
 	int rc = 0;
@@ -105,9 +104,9 @@ static int add_expert(struct job *job, const struct row *row, uint64_t expert, u
 		return device_batch_add(job->first, &move, err);
 	}
 	if (row->what == WHAT_BLOCKS) {
-		set_move(job, row, MOVE_QUANTIZE, expert, count, &blocks, &move);
-		return device_batch_add_whole(job->first, &move, job->scales + expert * ENTRIES,
-					      scale_stride, err);
+		set_move(job, row, MOVE_QUANTIZE_WHOLE, expert, count, &blocks, &move);
+		rc = device_batch_add(job->first, &move, err);
+		return rc != 0 ? rc : add_scales(job, &blocks, expert, count, err);
 	}
 	set_move(job, row, MOVE_MAXIMA, expert, count, &blocks, &move);
 	rc = device_batch_add(job->first, &move, err);
@@ -162,7 +161,7 @@ static int work_once(struct job *job, const struct row *row, struct ws_error *er
 		rc = cuda_fill(job->maxima, 0, entries * 4, job->stream, err);
 	if (rc == 0)
 		rc = device_batch_launch(job->first, job->stream, err);
-	if (rc == 0 && row->what == WHAT_TWO_PASSES)
+	if (rc == 0 && (row->what == WHAT_TWO_PASSES || row->what == WHAT_BLOCKS))
 		rc = device_batch_launch(job->second, job->stream, err);
 	return rc;
 }

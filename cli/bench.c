@@ -20,7 +20,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		{"nics", 0, OPTION_TEXT, &nics, "A,B,..",
 		 "addresses or devices (default: 127.0.0.1 of tcp, all of verbs)"},
 		{"what", 0, OPTION_TEXT, &wanted.what, "ROW",
-		 "latency, stream, small, mesh or incast; of convert amax, quantize, both, stripes, cast or "
+		 "latency, stream, small, mesh or incast; of convert amax, quantize, both, whole, cast or "
 		 "dequantize (default: all)"},
 		{"op-bytes", 0, OPTION_BYTES, &wanted.op_bytes, "SIZE",
 		 "bytes of a write (default: each row's)"},

@@ -15,6 +15,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "lib/convert/device.h"
 #include "tests/convert_tensor_world.h"
 
 /* ---------------------------------------------------------------- the definition */
@@ -354,6 +355,146 @@ START_TEST(what_is_no_quantization_is_refused)
 }
 END_TEST
 
+/* Larger than what is made at once: the first blocks' codes are there before the last maxima. */
+START_TEST(whole_blocks_give_the_maxima_and_codes_of_two_passes)
+{
+	static const uint64_t sizes[][2] = {
+		{128, 128}, {1, 4000}, {100, 72}, {700, 7}, {700, 4000}};
+	const uint64_t *size = sizes[_i / 2 % 5];
+	struct tensor tensor = {.dtype = _i % 2 == 0 ? WS_BF16 : WS_F32,
+				.quant = quant_random((uint64_t)_i),
+				.rows = 650,
+				.columns = 1500,
+				.block = {size[0], size[1]},
+				.grid = {(649 + size[0]) / size[0], (1499 + size[1]) / size[1]}};
+	const struct part all = {.rows = tensor.rows, .columns = tensor.columns};
+	uint64_t count = tensor.rows * tensor.columns, entries = tensor.grid[0] * tensor.grid[1];
+	size_t bytes = entries * sizeof(uint32_t);
+	tensor.floats = mem_alloc(count * ws_dtype_bytes(tensor.dtype));
+	uint8_t *codes[2] = {mem_alloc(count), mem_alloc(count)};
+	uint32_t *tables[2] = {mem_alloc(bytes), mem_alloc(bytes)};
+	floats_fill(tensor.floats, count, tensor.dtype, (uint64_t)_i);
+	for (int k = 0; k < 2; k++) {
+		memset(tables[k], 0, bytes);
+		tensor.codes = codes[k];
+		if (k == 0)
+			move_part(&tensor, MOVE_MAXIMA, &all, tables[k]);
+		move_part(&tensor, k == 0 ? MOVE_QUANTIZE : MOVE_QUANTIZE_WHOLE, &all, tables[k]);
+	}
+	ck_assert_int_eq(memcmp(tables[0], tables[1], bytes), 0);
+	ck_assert_int_eq(memcmp(codes[0], codes[1], count), 0);
+	/* By another send of the same blocks. */
+	move_part(&tensor, MOVE_QUANTIZE_WHOLE, &all, tables[0]);
+	ck_assert_int_eq(memcmp(tables[0], tables[1], bytes), 0);
+	ck_assert_int_eq(memcmp(codes[0], codes[1], count), 0);
+	for (int k = 0; k < 2; k++) {
+		mem_free(codes[k]);
+		mem_free(tables[k]);
+	}
+	mem_free(tensor.floats);
+}
+END_TEST
+
+/* Whether all blocks that the first so many elements of a move touch end there. */
+static bool ends_block(const struct move *move, uint64_t count)
+{
+	const struct blocks *blocks = move->blocks;
+	int8_t side[512]; /* by entry: where its elements are: -1 before, 1 behind, 0 none seen */
+	memset(side, 0, sizeof(side));
+	for (uint64_t i = 0; i < move_element_count(move); i++) {
+		uint64_t rest = i, entry = 0;
+		for (uint32_t d = move->dim_count; d-- > 0;) {
+			entry += (blocks->first[d] + rest % move->extent[d]) / blocks->each[d] *
+				 (uint64_t)blocks->stride[d];
+			rest /= move->extent[d];
+		}
+		int8_t here = i < count ? -1 : 1;
+		if (side[entry] == -here)
+			return false;
+		side[entry] = here;
+	}
+	return true;
+}
+
+START_TEST(a_move_may_be_cut_between_blocks_and_nowhere_else)
+{
+	static const uint64_t sizes[] = {1, 2, 3, 4, 7, 100};
+	uint32_t cuts = 0;
+	for (uint64_t seed = 0; seed < 300; seed++) {
+		uint64_t x = mix64(seed), entries = 1;
+		struct blocks blocks = {0};
+		struct move move = {.kind = MOVE_QUANTIZE_WHOLE, .blocks = &blocks};
+		move.dim_count = (uint32_t)(x % 4);
+		for (uint32_t d = move.dim_count; d-- > 0;) {
+			x = mix64(x);
+			move.extent[d] = 1 + x % 7;
+			blocks.each[d] = sizes[x / 8 % ARRAY_SIZE(sizes)];
+			blocks.stride[d] = x / 64 % 4 == 0 ? 0 : (int64_t)entries;
+			entries *= (move.extent[d] - 1) / blocks.each[d] + 1;
+		}
+		for (uint64_t count = 0; count <= move_element_count(&move); count++) {
+			bool can = ends_block(&move, count),
+			     says = convert_ends_block(&move, count);
+			must(can || !says, "seed %llu, %llu", (unsigned long long)seed,
+			     (unsigned long long)count);
+			/* Rows of blocks are what a copy is cut at. */
+			uint64_t row = move.dim_count == 0 ? 1 : blocks.each[0];
+			for (uint32_t d = 1; d < move.dim_count; d++)
+				row *= move.extent[d];
+			if (move.dim_count > 0 && blocks.stride[0] != 0 && count % row == 0)
+				must(says, "seed %llu, %llu", (unsigned long long)seed,
+				     (unsigned long long)count);
+			cuts += says;
+		}
+	}
+	ck_assert_uint_gt(cuts, 500);
+}
+END_TEST
+
+/* What is looked at is the shape: no GPU is asked. */
+START_TEST(what_a_gpu_quantizes_at_once_is_told_by_the_shape)
+{
+	static const struct {
+		enum ws_dtype from;
+		uint64_t rows, columns, block[2], first;
+		int64_t step; /* from one element of a row to the next */
+		uintptr_t src;
+		bool can;
+	} cases[] = {
+		{WS_BF16, 768, 2048, {128, 128}, 0, 2, 0, true},
+		{WS_BF16, 700, 2000, {128, 128}, 0, 2, 16, true},
+		{WS_F32, 768, 2048, {128, 128}, 0, 4, 0, true},
+		{WS_BF16, 768, 16384, {1, 16384}, 0, 2, 0, true},
+		{WS_BF16, 768, 16392, {1, 16392}, 0, 2, 0, false},   /* a block of too many */
+		{WS_BF16, 768, 2052, {128, 128}, 0, 2, 0, false},    /* rows begin anywhere */
+		{WS_BF16, 768, 2048, {128, 128}, 0, 2, 8, false},    /* so does the first */
+		{WS_BF16, 768, 2048, {128, 128}, 64, 2, 0, false},   /* half a block */
+		{WS_BF16, 768, 2048, {128, 128}, 0, 1536, 0, false}, /* a transposition */
+		{WS_BF16, 768, 2048, {128, 100}, 0, 2, 0, false},
+	};
+	struct quant quant = {.code = WS_F8_E4M3, .scale = WS_F32};
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		int64_t bytes = (int64_t)ws_dtype_bytes(cases[i].from);
+		int64_t row = (int64_t)cases[i].columns;
+		const struct blocks blocks = {.quant = &quant,
+					      .each = {cases[i].block[0], cases[i].block[1]},
+					      .first = {cases[i].first},
+					      .stride = {32, 1}};
+		const struct move move = {
+			.kind = MOVE_QUANTIZE_WHOLE,
+			.blocks = &blocks,
+			.src = (const void *)cases[i].src,
+			.dim_count = 2,
+			.extent = {cases[i].rows, cases[i].columns},
+			.src_stride = {cases[i].step == bytes ? row * bytes : 2, cases[i].step},
+			.dst_stride = {row, 1},
+			.from = cases[i].from,
+			.to = WS_F8_E4M3};
+		must(device_can_whole(&move) == cases[i].can, "case %zu", i);
+	}
+}
+END_TEST
+
 START_TEST(tensors_and_what_became_of_them_are_written)
 {
 	const char *weights = getenv("WS_CONVERT_WEIGHTS");
@@ -379,6 +520,9 @@ Suite *suite(void)
 			    60);
 	tcase_add_test(tcase, rounding_and_flushing_of_the_program_around_do_not_matter);
 	tcase_add_test(tcase, what_is_no_quantization_is_refused);
+	tcase_add_loop_test(tcase, whole_blocks_give_the_maxima_and_codes_of_two_passes, 0, 10);
+	tcase_add_test(tcase, a_move_may_be_cut_between_blocks_and_nowhere_else);
+	tcase_add_test(tcase, what_a_gpu_quantizes_at_once_is_told_by_the_shape);
 	suite_add_tcase(s, tcase);
 	return s;
 }

@@ -96,7 +96,7 @@ static void choose_dtypes(struct boxed *boxed, uint64_t x)
 	static const enum ws_dtype copies[] = {WS_U8, WS_BF16, WS_F32, WS_I64};
 	struct move *move = &boxed->move;
 	enum ws_dtype one = floats[x % 3], other = floats[x / 3 % 3];
-	move->kind = (enum move_kind)(x / 9 % 6);
+	move->kind = (enum move_kind)(x / 9 % 7);
 	switch (move->kind) {
 	case MOVE_CAST:
 		move->from = x / 54 % 3 == 0 ? copies[x / 1024 % ARRAY_SIZE(copies)] : one;
@@ -110,6 +110,7 @@ static void choose_dtypes(struct boxed *boxed, uint64_t x)
 		move->from = move->to = WS_U32;
 		break;
 	case MOVE_QUANTIZE:
+	case MOVE_QUANTIZE_WHOLE:
 		move->from = one;
 		move->to = boxed->quant.code;
 		break;
@@ -176,6 +177,8 @@ static void fill_table(struct boxed *boxed, uint64_t seed, size_t entries)
 {
 	const struct quant *quant = &boxed->quant;
 	memset(boxed->table, 0, boxed->table_bytes);
+	if (boxed->move.kind == MOVE_QUANTIZE_WHOLE)
+		return;
 	if (boxed->move.kind == MOVE_QUANTIZE && seed % 4 != 0) {
 		struct move maxima = boxed->move;
 		maxima.kind = MOVE_MAXIMA;

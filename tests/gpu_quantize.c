@@ -106,12 +106,12 @@ static bool whole_is_added;
 /* What can't be done at once is only refused where that is so. */
 static void add_whole(const struct move *move)
 {
-	const int64_t scale_stride[2] = {(int64_t)whole->grid[1], 1};
-	int rc = device_batch_add_whole(arena.batch, move, whole->scales, scale_stride, &error);
+	int rc = device_batch_add(arena.batch, move, &error);
 	uint64_t rows = MIN(whole->block[0], whole->rows);
 	uint64_t columns = MIN(whole->block[1], whole->columns);
 	whole_is_added = whole->columns % 8 == 0 && rows * columns <= 16384;
 	must(rc == (whole_is_added ? 0 : -ENOTSUP), "%d: %s", rc, error.text);
+	must(device_can_whole(move) == whole_is_added, "%d", rc);
 }
 
 static bool quantize_whole(const struct tensor *gpu)
@@ -120,7 +120,7 @@ static bool quantize_whole(const struct tensor *gpu)
 	struct tensor once = *gpu;
 	whole = gpu;
 	once.carry_out = add_whole;
-	move_part(&once, MOVE_QUANTIZE, &all, NULL);
+	move_part(&once, MOVE_QUANTIZE_WHOLE, &all, gpu->table);
 	return whole_is_added;
 }
 
@@ -134,6 +134,10 @@ START_TEST(blocks_that_are_whole_are_quantized_at_once)
 		done[i] = quantize_whole(&twins[i].gpu);
 	}
 	arena_upload(&arena);
+	arena_run(&arena);
+	for (uint32_t i = 0; i < ARRAY_SIZE(twins); i++)
+		if (done[i])
+			move_scales(&twins[i].gpu, twins[i].gpu.table);
 	arena_run(&arena);
 	arena_download(&arena);
 	for (uint32_t i = 0; i < ARRAY_SIZE(twins); i++) {
@@ -233,19 +237,15 @@ START_TEST(stacked_experts_are_quantized_at_once_and_in_two_passes)
 	for (uint32_t i = 0; i < 3; i++)
 		convert_move(&host[i].move);
 	if (_i % 2 == 0) {
-		const int64_t scale_stride[3] = {2 * (int64_t)experts.entries, experts.grid[1], 1};
-		ck_ok(device_batch_add_whole(arena.batch, &gpu[1].move, arena.gpu + experts.scales,
-					     scale_stride, &error),
-		      error);
-		arena_run(&arena);
-		memset(arena.host + experts.table, 0, EXPERTS * experts.entries * 4);
+		gpu[1].move.kind = MOVE_QUANTIZE_WHOLE;
 	} else {
 		arena_add(&arena, &gpu[0].move);
 		arena_run(&arena);
-		arena_add(&arena, &gpu[1].move);
-		arena_add(&arena, &gpu[2].move);
-		arena_run(&arena);
 	}
+	arena_add(&arena, &gpu[1].move);
+	arena_run(&arena);
+	arena_add(&arena, &gpu[2].move);
+	arena_run(&arena);
 	arena_download(&arena);
 	arena_compare(&arena, 0, arena.host, arena.used, "experts", seed);
 	arena_close(&arena);
@@ -273,8 +273,9 @@ START_TEST(tensors_and_what_the_gpu_made_of_them_are_written)
 			move_part(gpu, MOVE_MAXIMA, &all, gpu->table);
 			arena_run(&arena);
 			move_part(gpu, MOVE_QUANTIZE, &all, gpu->table);
-			move_scales(gpu, gpu->table);
 		}
+		arena_run(&arena);
+		move_scales(gpu, gpu->table);
 		arena_run(&arena);
 		move_values(gpu);
 		arena_run(&arena);

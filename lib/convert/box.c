@@ -5,7 +5,7 @@
 static bool has_blocks(const struct move *move)
 {
 	return move->kind == MOVE_MAXIMA || move->kind == MOVE_QUANTIZE ||
-	       move->kind == MOVE_DEQUANTIZE;
+	       move->kind == MOVE_DEQUANTIZE || move->kind == MOVE_QUANTIZE_WHOLE;
 }
 
 /* A dim that lies in one block has none of its own: its place goes into the table's address. */

@@ -12,12 +12,15 @@
 #define MOVE_DIM_MAX 6
 
 enum move_kind {
-	MOVE_CAST = 0,	/* dst = src, cast */
-	MOVE_MAXIMA,	/* raises blocks->table by |src|; dst, dst_stride and to aren't looked at */
-	MOVE_RAISE,	/* boxes of maxima (WS_U32): dst = the larger of dst and src */
-	MOVE_QUANTIZE,	/* dst = codes of src, by the maxima in blocks->table */
-	MOVE_SCALE,	/* src: a box of maxima (WS_U32), dst: their scales */
-	MOVE_DEQUANTIZE /* src: codes, dst: floats, by the scales in blocks->table */
+	MOVE_CAST = 0, /* dst = src, cast */
+	MOVE_MAXIMA,   /* raises blocks->table by |src|; dst, dst_stride and to aren't looked at */
+	MOVE_RAISE,    /* boxes of maxima (WS_U32): dst = the larger of dst and src */
+	MOVE_QUANTIZE, /* dst = codes of src, by the maxima in blocks->table */
+	MOVE_SCALE,    /* src: a box of maxima (WS_U32), dst: their scales */
+	MOVE_DEQUANTIZE,    /* src: codes, dst: floats, by the scales in blocks->table */
+	MOVE_QUANTIZE_WHOLE /* MAXIMA and QUANTIZE at once, of blocks all of whose elements the box
+			     * has: src is read once.  Their entries in blocks->table are 0, or
+			     * these very maxima, before */
 };
 
 /*
@@ -50,7 +53,7 @@ struct quant {
  */
 struct blocks {
 	const struct quant *quant; /* borrowed as long as the move; MAXIMA needs none */
-	void *table; /* MAXIMA, QUANTIZE: uint32_t maxima; DEQUANTIZE: scales of quant->scale */
+	void *table;		   /* uint32_t maxima, but of DEQUANTIZE: scales of quant->scale */
 	uint64_t each[MOVE_DIM_MAX]; /* >= 1; where all is under one scale: the extent or more */
 	uint64_t first[MOVE_DIM_MAX];
 	int64_t stride[MOVE_DIM_MAX]; /* in entries */
@@ -81,6 +84,10 @@ bool convert_can(const struct move *move);
 /* Does one move.  Host memory.  Thread: any; moves that raise the same maxima, one at a time.
  * Allocates nothing. */
 void convert_move(const struct move *move);
+
+/* Whether the first so many elements of a quantizing move, row by row in the order of its dims, are
+ * whole blocks, if all of them are: where a QUANTIZE_WHOLE may be cut. */
+bool convert_ends_block(const struct move *move, uint64_t count);
 
 uint64_t move_element_count(const struct move *move);
 

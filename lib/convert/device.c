@@ -284,8 +284,8 @@ static int box_add(struct device_batch *batch, struct table *table, const struct
 	uint64_t tiles = is_whole ? blocks_cut(task) : tiles_cut(task);
 	if (tiles == 0)
 		return ws_fail(err, -ENOTSUP,
-			       "its blocks are too large, or not aligned, to be "
-			       "quantized at once: find their maxima first");
+			       "blocks are torn, too large, or not aligned, to be quantized at "
+			       "once: find their maxima first");
 	if (tiles > TILE_COUNT_MAX - table->first_tile[table->count])
 		return table_full(batch, err);
 	task->first_tile = table->first_tile[table->count];
@@ -323,7 +323,8 @@ static int move_add(struct device_batch *batch, struct table *table, const struc
 /* Maxima are raised and read as whole words. */
 static bool maxima_are_aligned(const struct move *move)
 {
-	bool reads = move->kind == MOVE_MAXIMA || move->kind == MOVE_QUANTIZE;
+	bool reads = move->kind == MOVE_MAXIMA || move->kind == MOVE_QUANTIZE ||
+		     move->kind == MOVE_QUANTIZE_WHOLE;
 	uint64_t all = reads ? (uint64_t)(uintptr_t)move->blocks->table : 0;
 	if (move->kind == MOVE_RAISE) {
 		all = (uint64_t)(uintptr_t)move->dst;
@@ -342,28 +343,28 @@ static int cannot(const struct device_batch *batch, const struct move *move, str
 
 int device_batch_add(struct device_batch *batch, const struct move *move, struct ws_error *err)
 {
+	uint32_t table = TILED;
 	if (!convert_can(move))
 		return cannot(batch, move, err);
 	if (!maxima_are_aligned(move))
 		return ws_fail(err, -EINVAL, "maxima on GPU %d aren't aligned to 4 bytes",
 			       batch->device);
-	return move_add(batch, &batch->tables[TILED], move, err);
+	if (move->kind == MOVE_QUANTIZE_WHOLE)
+		table = move->from == WS_F32 ? WHOLE_4 : WHOLE_2;
+	return move_add(batch, &batch->tables[table], move, err);
 }
 
-int device_batch_add_whole(struct device_batch *batch, const struct move *move, void *scales,
-			   const int64_t *scale_stride, struct ws_error *err)
+bool device_can_whole(const struct move *move)
 {
-	if (move->kind != MOVE_QUANTIZE || !convert_can(move))
-		return cannot(batch, move, err);
-	/* The normal form with the scales as the table. */
-	struct blocks blocks = *move->blocks;
-	struct move whole = *move;
-	blocks.table = scales;
-	memcpy(blocks.stride, scale_stride, move->dim_count * sizeof(*scale_stride));
-	whole.kind = MOVE_DEQUANTIZE;
-	whole.blocks = &blocks;
-	return move_add(batch, &batch->tables[move->from == WS_F32 ? WHOLE_4 : WHOLE_2], &whole,
-			err);
+	uint64_t count = move_element_count(move);
+	struct box box;
+	struct task task;
+
+	if (count < TASK_UNIT || count > TASK_COUNT_MAX || !convert_can(move))
+		return false;
+	box_make(&box, move);
+	task_make(&task, move, &box, (uint32_t)ws_dtype_bytes(move->from));
+	return blocks_cut(&task) > 0;
 }
 
 /* ---------------------------------------------------------------- launching */

@@ -27,18 +27,16 @@ void device_batch_close(struct device_batch *batch);
  * writes (raising the same maxima is fine).  A maximum's address is a multiple of 4.  Nothing that
  * was added before may be under way, unless it has been launched already and isn't cleared.
  * -ENOSPC: the batch is full (a box of more than 2^31 elements takes two places or more).
+ * -ENOTSUP: a QUANTIZE_WHOLE of which device_can_whole says no.
  */
 int device_batch_add(struct device_batch *batch, const struct move *move, struct ws_error *err);
 
 /*
- * MOVE_QUANTIZE of a box that begins and ends with whole blocks (the last of a dim may be shorter):
- * finds the maxima itself, so the source is read once.  Writes the scale of blocks b0, b1, .. at
- * scales + the sum of b * scale_stride[d] (bytes); blocks->table and stride aren't looked at.
- * -ENOTSUP: a block has more than 16,384 elements or lies in more than two dims, or rows aren't
- * aligned to 16 bytes: find the maxima first (MOVE_MAXIMA), then MOVE_QUANTIZE and MOVE_SCALE.
+ * Whether QUANTIZE_WHOLE can be added, and all that convert_ends_block cuts it into, to addresses
+ * as aligned as these.  If not (a block has more than 16,384 elements or lies in more than two
+ * dims, or rows aren't aligned to 16 bytes): MAXIMA in one launch, and QUANTIZE in a later one.
  */
-int device_batch_add_whole(struct device_batch *batch, const struct move *move, void *scales,
-			   const int64_t *scale_stride, struct ws_error *err);
+bool device_can_whole(const struct move *move);
 
 /* Forgets all moves.  None may be under way. */
 void device_batch_clear(struct device_batch *batch);

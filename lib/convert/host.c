@@ -50,6 +50,9 @@ static void environment_leave(environment theirs)
 }
 #endif
 
+/* Of a source that is read twice: what a core's own cache keeps, codes included. */
+#define CACHED_BYTES (512u << 10)
+
 /* A move on its way. */
 struct walk {
 	const struct move *move;
@@ -91,6 +94,7 @@ bool convert_can(const struct move *move)
 	case MOVE_RAISE:
 		return from == WS_U32 && to == WS_U32;
 	case MOVE_QUANTIZE:
+	case MOVE_QUANTIZE_WHOLE:
 		return has_scheme && is_float(from) && to == quant->code;
 	case MOVE_SCALE:
 		return has_scheme && from == WS_U32 && to == quant->scale;
@@ -223,6 +227,8 @@ static void move_row(struct walk *walk, const struct row *row)
 	case MOVE_DEQUANTIZE:
 		factor_row(walk, row);
 		return;
+	case MOVE_QUANTIZE_WHOLE: /* is two others */
+		return;
 	}
 }
 
@@ -269,23 +275,101 @@ static bool walk_next(struct walk *walk)
 	return false;
 }
 
-void convert_move(const struct move *move)
+static void walk_all(const struct move *move)
 {
 	struct walk walk;
 	struct row row;
-	assert(convert_can(move));
-	if (move_element_count(move) == 0)
-		return;
 	walk.move = move;
 	walk.rows = rows_best();
 	walk.factors_of = NULL;
 	walk.factor_count = 0;
 	memset(walk.at, 0, sizeof(walk.at));
 	box_make(&walk.box, move);
-	environment theirs = environment_enter();
 	do {
 		row = row_at(&walk);
 		move_row(&walk, &row);
 	} while (walk_next(&walk));
+}
+
+/* ---------------------------------------------------------------- whole blocks */
+/* Elements of a dim under one entry. */
+static uint64_t each_of(const struct blocks *blocks, uint32_t d)
+{
+	return blocks->stride[d] == 0 ? UINT64_MAX : blocks->each[d];
+}
+
+/* From element `at` of dim d on, the first of a block. */
+static void move_begin(struct move *move, struct blocks *blocks, uint32_t d, uint64_t at)
+{
+	move->src = (const uint8_t *)move->src + (int64_t)at * move->src_stride[d];
+	move->dst = (uint8_t *)move->dst + (int64_t)at * move->dst_stride[d];
+	move->extent[d] -= at;
+	blocks->first[d] += at;
+}
+
+/* The outermost dim that has several blocks, and the end of about half of them; false: none. */
+static bool middle_find(const struct move *move, uint32_t *dim_out, uint64_t *at_out)
+{
+	for (uint32_t d = 0; d < move->dim_count; d++) {
+		uint64_t each = each_of(move->blocks, d);
+		uint64_t begin = move->blocks->first[d] / each;
+		uint64_t end = (move->blocks->first[d] + move->extent[d] - 1) / each + 1;
+		*dim_out = d;
+		*at_out = (begin + end) / 2 * each - move->blocks->first[d];
+		if (end - begin > 1)
+			return true;
+	}
+	return false;
+}
+
+/* As many blocks at once as the cache keeps until their codes are made.  Halves what are more: each
+ * half has half the blocks, so it is at most 64 deep. */
+static void quantize_whole(const struct move *move)
+{
+	uint64_t at, bytes = move_element_count(move) * ws_dtype_bytes(move->from);
+	struct blocks blocks = *move->blocks;
+	struct move part = *move;
+	uint32_t d;
+	part.blocks = &blocks;
+	if (bytes > CACHED_BYTES && middle_find(move, &d, &at)) {
+		part.extent[d] = at;
+		quantize_whole(&part);
+		part.extent[d] = move->extent[d];
+		move_begin(&part, &blocks, d, at);
+		quantize_whole(&part);
+		return;
+	}
+	part.kind = MOVE_MAXIMA;
+	walk_all(&part);
+	part.kind = MOVE_QUANTIZE;
+	walk_all(&part);
+}
+
+bool convert_ends_block(const struct move *move, uint64_t count)
+{
+	uint64_t below = move_element_count(move), rest = count % below;
+	for (uint32_t d = 0; d < move->dim_count && rest > 0; d++) {
+		uint64_t each = each_of(move->blocks, d);
+		below /= move->extent[d];
+		uint64_t at = rest / below;
+		rest %= below;
+		/* Row `at` of this dim is cut itself, or else begins behind the cut. */
+		if (rest > 0 ? each > 1 && move->extent[d] > 1
+			     : (move->blocks->first[d] + at) % each != 0)
+			return false;
+	}
+	return true;
+}
+
+void convert_move(const struct move *move)
+{
+	assert(convert_can(move));
+	if (move_element_count(move) == 0)
+		return;
+	environment theirs = environment_enter();
+	if (move->kind == MOVE_QUANTIZE_WHOLE)
+		quantize_whole(move);
+	else
+		walk_all(move);
 	environment_leave(theirs);
 }

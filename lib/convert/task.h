@@ -29,7 +29,7 @@ struct task_dim {
 
 struct task {
 	const uint8_t *src;
-	uint8_t *dst, *table; /* whole: the table is where the scales go */
+	uint8_t *dst, *table;
 	enum move_kind kind;
 	enum ws_dtype from, to;
 	struct quant quant;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The kernel for whole blocks: a block of threads holds a block of elements in its registers, finds
- * their maximum, and writes codes and scale.  What limits it is the number of instructions, so
+ * their maximum, and writes it and the codes.  What limits it is the number of instructions, so
  * nothing is asked for each element that can be asked once.
  */
 #include "lib/convert/kernels.cuh"
@@ -10,7 +10,7 @@
 /* A block of elements: rows of units. */
 struct whole {
 	const uint8_t *src;
-	uint8_t *dst, *scale;
+	uint8_t *dst, *maximum;
 	uint32_t rows, columns;
 	int64_t src_stride, dst_stride; /* of a row */
 };
@@ -26,7 +26,7 @@ static __device__ struct whole whole_at(const struct task &task, uint32_t tile)
 		uint32_t length = MIN(each, dim.extent - block * each);
 		whole.src += (int64_t)block * each * dim.src_stride;
 		whole.dst += (int64_t)block * each * dim.dst_stride;
-		whole.scale += block * dim.entry_stride;
+		whole.maximum += block * dim.entry_stride;
 		if (d == 0)
 			whole.columns = length / TASK_UNIT;
 		if (d > 0 && each > 1) {
@@ -201,7 +201,7 @@ static __global__ void __launch_bounds__(TASK_THREADS, 8 / BYTES)
 			size = raise_size<BYTES>(size, words[i][j]);
 	uint32_t maximum = maximum_of(task.from, largest_of_block<BYTES>(size));
 	if (threadIdx.x == 0)
-		scale_store(&task.quant, scale_of_maximum(&task.quant, maximum), whole.scale);
+		*(uint32_t *)whole.maximum = maximum;
 	store<BYTES>(task, whole, divisor_of(task.quant, maximum), words);
 }
 

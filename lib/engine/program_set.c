@@ -67,6 +67,7 @@ static bool tables_hold(const struct engine_program *given, const struct move *m
 		return is_in_tables(given, move->dst, low, high);
 	case MOVE_MAXIMA:
 	case MOVE_QUANTIZE:
+	case MOVE_QUANTIZE_WHOLE:
 		break;
 	}
 	for (uint32_t d = 0; d < move->dim_count; d++) {
