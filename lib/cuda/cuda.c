@@ -5,10 +5,13 @@
 #include "lib/cuda/cuda.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #define PAGE_BYTES 4096
+#define SPIN_US	   100
 
 static void device_free(const struct ws_memory *memory)
 {
@@ -27,39 +30,6 @@ void ws_memory_free(struct ws_memory *memory)
 	if (memory->base != NULL && memory->place == WS_CUDA)
 		device_free(memory);
 	*memory = (struct ws_memory){0};
-}
-
-static int device_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
-{
-	size_t whole = (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
-
-	if (whole < bytes)
-		return ws_fail(err, -ENOMEM, "no %zu bytes on GPU %d", bytes, memory->device);
-	int before = cuda_current();
-	int rc = cuda_alloc(memory->device, whole, &memory->base, err);
-	if (rc == 0) {
-		memory->bytes = whole;
-		rc = cuda_fill(memory->base, 0, whole, NULL, err);
-	}
-	if (rc == 0)
-		rc = cuda_stream_wait(NULL, err);
-	if (rc != 0)
-		ws_memory_free(memory);
-	cuda_leave(before);
-	return rc;
-}
-
-int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
-{
-	memory->base = NULL;
-	memory->bytes = 0;
-	switch (memory->place) {
-	case WS_HOST:
-		return host_alloc(memory, bytes, err);
-	case WS_CUDA:
-		return device_alloc(memory, bytes, err);
-	}
-	return ws_fail(err, -EINVAL, "memory place %d is unknown", (int)memory->place);
 }
 
 const char *cuda_kind_name(enum cuda_kind kind)
@@ -81,44 +51,112 @@ const char *cuda_kind_name(enum cuda_kind kind)
 	return "memory of an unknown kind";
 }
 
+int cuda_stuck(int device, struct ws_error *err)
+{
+	return ws_fail(
+		err, -ETIMEDOUT,
+		"GPU %d hasn't done in %u s what it was given: its context is stuck, or others "
+		"keep it busy; start this process again",
+		device, CUDA_STUCK_MS / 1000);
+}
+
+/* lib/base stands on the same floor, and so does its clock. */
+static uint64_t now_us(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* Sleeps between two looks only where it takes long. */
+int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err)
+{
+	const struct timespec pause = {.tv_nsec = SPIN_US * 1000};
+	uint64_t begin = now_us(), us = 0;
+	int rc;
+
+	while ((rc = cuda_stream_done(stream, err)) == -EAGAIN) {
+		if (us >= CUDA_STUCK_MS * UINT64_C(1000))
+			return cuda_stuck(device, err);
+		if (us < SPIN_US)
+			sched_yield();
+		else
+			nanosleep(&pause, NULL);
+		us = now_us() - begin;
+	}
+	return rc;
+}
+
+/* On a stream of its own, which waits for nothing that the process computes.  from NULL: zeroes. */
+static int gpu_copy(int device, void *to, const void *from, uint64_t bytes, struct ws_error *err)
+{
+	struct CUstream_st *stream = NULL;
+	int before = cuda_current();
+
+	int rc = cuda_stream_open(device, &stream, err);
+	if (rc == 0 && from == NULL)
+		rc = cuda_fill(to, 0, bytes, stream, err);
+	else if (rc == 0)
+		rc = cuda_copy(to, from, bytes, stream, err);
+	if (rc == 0)
+		rc = cuda_stream_settle(stream, device, err);
+	cuda_stream_close(stream);
+	cuda_leave(before);
+	return rc;
+}
+
 int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
 		struct ws_error *err)
 {
 	uint8_t *at = (uint8_t *)memory->base + offset;
-	int before = -1;
 
-	if (memory->place == WS_HOST) {
-		memset(at, 0, bytes);
-		return 0;
-	}
-	before = cuda_current();
-	int rc = cuda_use(memory->device, err);
-	if (rc == 0)
-		rc = cuda_fill(at, 0, bytes, NULL, err);
-	if (rc == 0)
-		rc = cuda_stream_wait(NULL, err);
-	cuda_leave(before);
-	return rc;
+	if (memory->place == WS_CUDA)
+		return gpu_copy(memory->device, at, NULL, bytes, err);
+	memset(at, 0, bytes);
+	return 0;
 }
 
 int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint64_t bytes,
 		struct ws_error *err)
 {
 	const uint8_t *at = (const uint8_t *)memory->base + offset;
-	int before = -1;
 
-	if (memory->place == WS_HOST) {
-		memcpy(to, at, bytes);
-		return 0;
+	if (memory->place == WS_CUDA)
+		return gpu_copy(memory->device, to, at, bytes, err);
+	memcpy(to, at, bytes);
+	return 0;
+}
+
+static int device_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
+{
+	size_t whole = (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
+
+	if (whole < bytes)
+		return ws_fail(err, -ENOMEM, "no %zu bytes on GPU %d", bytes, memory->device);
+	int before = cuda_current();
+	int rc = cuda_alloc(memory->device, whole, &memory->base, err);
+	if (rc == 0) {
+		memory->bytes = whole;
+		rc = memory_zero(memory, 0, whole, err);
 	}
-	before = cuda_current();
-	int rc = cuda_use(memory->device, err);
-	if (rc == 0)
-		rc = cuda_copy(to, at, bytes, NULL, err);
-	if (rc == 0)
-		rc = cuda_stream_wait(NULL, err);
+	if (rc != 0)
+		ws_memory_free(memory);
 	cuda_leave(before);
 	return rc;
+}
+
+int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
+{
+	memory->base = NULL;
+	memory->bytes = 0;
+	switch (memory->place) {
+	case WS_HOST:
+		return host_alloc(memory, bytes, err);
+	case WS_CUDA:
+		return device_alloc(memory, bytes, err);
+	}
+	return ws_fail(err, -EINVAL, "memory place %d is unknown", (int)memory->place);
 }
 
 const char *memory_place(const struct ws_memory *memory, char text_out[16])

@@ -57,10 +57,16 @@ void cuda_unpin(void *base);
 
 int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err);
 void cuda_stream_close(struct CUstream_st *stream); /* accepts NULL */
-/* Blocks until all before it on the stream is done. */
+/* Blocks until all before it on the stream is done, however long that takes: for programs. */
 int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err);
 /* 0: all that is on it is done; -EAGAIN: not yet.  Never blocks. */
 int cuda_stream_done(struct CUstream_st *stream, struct ws_error *err);
+
+/* What a GPU hasn't done by then it never will.  cuda.c: the sentence, -ETIMEDOUT; and a wait that
+ * ends so. */
+#define CUDA_STUCK_MS 60000u
+int cuda_stuck(int device, struct ws_error *err);
+int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err);
 
 /* From and to any of the host's memory and the GPUs'.  Returns at once if the host's is pinned. */
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
@@ -82,8 +88,9 @@ int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_o
 int cuda_launched(const char *doing, struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
- * cuda.c: the host's memory and a GPU's alike.  Both wait: not for the data path.  The caller's
- * current GPU stays what it was (cuda_leave).  -EIO.
+ * cuda.c: the host's memory and a GPU's alike.  Both wait: not for the data path.  On a GPU they
+ * have a stream of their own: what else is to be done there before must have ended.  The caller's
+ * current GPU stays what it was (cuda_leave).  -EIO, -ETIMEDOUT.
  */
 int memory_zero(const struct ws_memory *memory, uint64_t offset, uint64_t bytes,
 		struct ws_error *err);
@@ -167,7 +174,7 @@ struct cuda_copy {
 
 /* Open and close leave the caller's current GPU as it was; the others make it the queue's. */
 int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err);
-/* Waits for what is queued; harmless on one that isn't open. */
+/* Waits for what is queued, but not for a GPU that is stuck; harmless on one that isn't open. */
 void cuda_queue_close(struct cuda_queue *queue);
 
 /* All of them, in any order, by as few launches as it takes.  They don't overlap. */

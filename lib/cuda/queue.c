@@ -26,7 +26,7 @@ void cuda_queue_close(struct cuda_queue *queue)
 		return;
 	int before = cuda_current();
 	if (cuda_use(queue->device, NULL) == 0)
-		(void)cuda_stream_wait(queue->stream, NULL);
+		(void)cuda_stream_settle(queue->stream, queue->device, NULL);
 	cuda_stream_close(queue->stream);
 	for (uint32_t i = 0; i < CUDA_MARKS_MAX; i++)
 		cuda_event_close(queue->events[i]);

@@ -249,8 +249,7 @@ int engine_set_program(struct engine *engine, const struct engine_program *progr
 
 /* Begins an attempt: bitmap and counters cleared; my memory may be written from now on.  Immediates
  * of this attempt count; of any other: ENGINE_STRAY.  May block: until the stage thread has let go
- * of the attempt before; and tables on a GPU are zeroed on its legacy default stream, behind all
- * that this process has put there or on streams that aren't cudaStreamNonBlocking. */
+ * of the attempt before. */
 int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err);
 /* The peer said ready for this attempt: sends to it may start. */
 void engine_peer_ready(struct engine *engine, struct engine_peer *peer);

@@ -149,6 +149,9 @@ int stage_gpu_open(struct stage *stage, int device, struct ws_error *err);
 void stage_gpu_close(struct stage *stage);
 /* Takes what requests there are and tells what is done; false: there is nothing to do. */
 bool stage_gpu_turn(struct stage *stage);
+/* On the engine's thread, while nothing is with the stage thread: in front of all that comes.
+ * Doesn't wait; an error comes with the next result. */
+void stage_gpu_zero(struct stage *stage, void *at, uint64_t bytes);
 /* Why it failed, for ever. */
 const char *stage_gpu_reason(const struct stage *stage);
 bool stage_is_live(const struct stage *stage, uint32_t serial);
@@ -407,8 +410,7 @@ void program_staged_free(struct engine *engine, struct engine_peer *peer); /* al
 void program_issue(struct engine *engine);
 
 /* --------------------------------------------------------------------------- local.c */
-/* Zeroes the tables, shuts the gates; nothing is with the stage thread.  Tables on a GPU: as
- * engine_arm says. */
+/* Zeroes the tables, shuts the gates; nothing is with the stage thread. */
 void locals_arm(struct engine *engine);
 /* Gives the stage thread the next ones. */
 void locals_issue(struct engine *engine);

@@ -6,7 +6,6 @@
  */
 #include <string.h>
 
-#include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
 /* One in work, one next, so that the thread needn't wait for me; a GPU takes many at once. */
@@ -49,16 +48,14 @@ void gate_received(struct engine *engine, uint32_t gate)
 void locals_arm(struct engine *engine)
 {
 	struct program *program = &engine->program;
-	const struct ws_memory tables = {.base = program->given.tables,
-					 .bytes = program->given.tables_bytes,
-					 .place = engine->staging.place,
-					 .device = engine->staging.device};
-	/* A GPU that fails here fails again in what the locals do. */
-	if (tables.bytes > 0)
-		(void)memory_zero(&tables, 0, tables.bytes, NULL);
+	const struct engine_program *given = &program->given;
+	if (given->tables_bytes > 0 && engine->staging.place == WS_CUDA)
+		stage_gpu_zero(engine->stage, given->tables, given->tables_bytes);
+	else if (given->tables_bytes > 0)
+		memset(given->tables, 0, given->tables_bytes);
 	program->locals_put = program->locals_done = program->gated = 0;
 	engine->now_ns = clock_ns();
-	for (uint32_t i = 1; i <= program->given.gate_count; i++) {
+	for (uint32_t i = 1; i <= given->gate_count; i++) {
 		struct gate *gate = &program->gates[i];
 		gate->locals_left = gate->local_count;
 		gate->receives_left = gate->receive_count;

@@ -11,10 +11,9 @@
 #include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
-#define FLIGHTS	     4u	    /* launches under way, or being put together */
-#define MOVES_MAX    4096u  /* of a launch */
-#define REQUESTS_MAX 64u    /* of a launch: the first shall not wait for too many others */
-#define STUCK_MS     60000u /* a launch that hasn't ended by then never will */
+#define FLIGHTS	     4u	   /* launches under way, or being put together */
+#define MOVES_MAX    4096u /* of a launch */
+#define REQUESTS_MAX 64u   /* of a launch: the first shall not wait for too many others */
 
 struct flight {
 	struct device_batch *batch; /* owned */
@@ -64,6 +63,14 @@ const char *stage_gpu_reason(const struct stage *stage)
 	return stage->gpu->error.text;
 }
 
+void stage_gpu_zero(struct stage *stage, void *at, uint64_t bytes)
+{
+	struct stage_gpu *gpu = stage->gpu;
+
+	if (gpu->error.code == 0 && cuda_use(stage->engine->staging.device, &gpu->error) == 0)
+		(void)cuda_fill(at, 0, bytes, gpu->stream, &gpu->error);
+}
+
 /* The one being put together. */
 static struct flight *flight_next(struct stage_gpu *gpu)
 {
@@ -106,14 +113,11 @@ static bool flight_end(struct stage *stage)
 		return false;
 	bool under_way = flight_look(gpu, flight) == -EAGAIN;
 	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
-	if (under_way && ns < STUCK_MS * UINT64_C(1000000))
+	if (under_way && ns < CUDA_STUCK_MS * UINT64_C(1000000))
 		return false;
 	gpu->stuck |= under_way;
 	if (under_way && gpu->error.code == 0)
-		ws_fail(&gpu->error, -ETIMEDOUT,
-			"GPU %d hasn't done in %u s what it was given: its context is stuck, or "
-			"others keep it busy; start this process again",
-			stage->engine->staging.device, STUCK_MS / 1000);
+		cuda_stuck(stage->engine->staging.device, &gpu->error);
 	gpu->busy_ns += ns;
 	gpu->ended_ns = now;
 	device_batch_clear(flight->batch);

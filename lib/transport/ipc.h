@@ -182,6 +182,8 @@ int ipc_gpu_open(struct ipc *ipc, int device, struct ws_error *err);
 void ipc_gpu_close(struct ipc *ipc);
 int ipc_gpu_device(const struct ipc *ipc); /* -1: none */
 uint32_t ipc_gpu_flights(const struct ipc *ipc);
+/* Nothing has ended for a minute: nic.trouble says so.  What is under way may never end. */
+bool ipc_gpu_is_stuck(struct ipc *ipc);
 /* Takes a write, which begins with the next ipc_gpu_launch: at the latest when its post ends. */
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view);
 void ipc_gpu_launch(struct ipc *ipc);

@@ -20,6 +20,7 @@ struct flight {
 struct ipc_gpu {
 	struct cuda_queue queue; /* with the GPU's error, which is for ever */
 	bool error_told;
+	uint64_t moved_ns;     /* when a flight last ended, or the first one began */
 	uint32_t first, count; /* of flights */
 	uint32_t marked;       /* of count: those behind get theirs with the next launch */
 	uint32_t copy_count;   /* of copies: to be launched */
@@ -74,6 +75,18 @@ uint32_t ipc_gpu_flights(const struct ipc *ipc)
 	return ipc->gpu != NULL ? ipc->gpu->count : 0;
 }
 
+bool ipc_gpu_is_stuck(struct ipc *ipc)
+{
+	const struct ipc_gpu *gpu = ipc->gpu;
+
+	if (gpu == NULL || gpu->count == 0 ||
+	    clock_ns() - gpu->moved_ns < CUDA_STUCK_MS * UINT64_C(1000000))
+		return false;
+	ipc_trouble(ipc, "GPU %d hasn't done in %u s what it was given", gpu->queue.device,
+		    CUDA_STUCK_MS / 1000);
+	return true;
+}
+
 void ipc_gpu_launch(struct ipc *ipc)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
@@ -100,6 +113,8 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 				       .bytes = op->bytes};
 	bool inside = view->is_gpu && op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
 
+	if (gpu->count == 0)
+		gpu->moved_ns = clock_ns();
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
@@ -147,6 +162,7 @@ void ipc_gpu_poll(struct ipc *ipc)
 		gpu->first = (gpu->first + 1) % IPC_OPS_MAX;
 		gpu->count--;
 		gpu->marked--;
+		gpu->moved_ns = clock_ns();
 		flight_end(ipc, &flight);
 	}
 	ipc_gpu_launch(ipc); /* what found no mark */

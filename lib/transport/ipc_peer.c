@@ -405,6 +405,8 @@ int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
 {
 	(void)quiet;
 	receiver_close(peer);
+	if (peer->flights > 0 && ipc_gpu_is_stuck(ipc_of(nic)))
+		return -ETIMEDOUT;
 	if (peer->unreported > 0 || peer->flights > 0)
 		return -EAGAIN;
 	int rc = receiver_quiesce(peer, abandon);
