@@ -344,7 +344,7 @@ START_TEST(the_wait_fd_never_sleeps_over_an_event)
 				fds[j] = (struct pollfd){.fd = pair.nics[j]->wait_fd,
 							 .events = POLLIN};
 			if (poll_both(&pair) == 0)
-				ck_assert_msg(poll(fds, 2, 5000) > 0, "asleep at op %u", i);
+				ck_assert_msg(poll(fds, 2, DEADLINE_MS) > 0, "asleep at op %u", i);
 		}
 	}
 	pair_close(&pair);

@@ -18,12 +18,13 @@ static inline int end_open(struct end *end, int socket, size_t bytes, bool alloc
 	return end_open_on(end, "ipc", "host", socket, bytes, allocated, err);
 }
 
-/* Polls, and blocks where nothing came, until so many immediates are here; false: 5 s asleep. */
+/* Polls, and blocks where nothing came, until so many immediates are here; false: asleep for ever.
+ */
 static inline bool block_for(struct end *end, uint64_t imms)
 {
 	while (end->imms < imms) {
 		struct pollfd wait = {.fd = end->nic->wait_fd, .events = POLLIN};
-		if (end_poll(end) == 0 && poll(&wait, 1, 5000) == 0)
+		if (end_poll(end) == 0 && poll(&wait, 1, PATIENCE_MS) == 0)
 			return false;
 	}
 	return true;
@@ -42,10 +43,12 @@ static inline uint64_t end_digest(const struct end *end)
 
 /* A page that stops the process that reads it, once: in the middle of a write from there. */
 static uint8_t *trap;
+static volatile sig_atomic_t trap_was_met;
 
 static inline void stop_here(int number)
 {
 	(void)number;
+	trap_was_met = 1;
 	raise(SIGSTOP);
 	mprotect(trap, 4096, PROT_READ | PROT_WRITE);
 }

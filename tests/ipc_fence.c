@@ -75,7 +75,7 @@ START_TEST(a_sender_stopped_in_mid_store_writes_into_the_void)
 	for (int i = 0; i < 100; i++)
 		ck_assert_int_eq(end.nic->transport->peer_close(end.nic, end.peer, false, false),
 				 -EAGAIN);
-	ck_assert_int_eq(end_fence(&end, true, 2000), -EBUSY);
+	ck_assert_int_eq(end_fence(&end, true, PATIENCE_MS), -EBUSY);
 	ck_assert_ptr_nonnull(memchr(bytes, 0xaa, 1 << 20));
 	memset(bytes, 0xee, 1 << 20);
 	kill(child.pid, SIGCONT);
@@ -117,7 +117,7 @@ START_TEST(a_sender_stopped_before_its_call_finds_the_gate_shut)
 	ck_ok(end_connect(&end, child.socket, &err), err);
 	child_await_stop(&child);
 	void *gate = end.peer->gate;
-	ck_assert_int_eq(end_fence(&end, true, 2000), 0);
+	ck_assert_int_eq(end_fence(&end, true, PATIENCE_MS), 0);
 	memset(end.memory.base, 0xee, 4096);
 	/* Nothing may come to lie where the gate was. */
 	void *other = mmap(gate, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -154,10 +154,10 @@ START_TEST(a_sender_that_neither_ends_nor_stops_is_reported_in_bounded_time)
 	ck_ok(end_open(&end, child.socket, 4096, false, &err), err);
 	ck_ok(end_connect(&end, child.socket, &err), err);
 	ck_assert_int_eq(read(child.socket, &byte, 1), 1);
-	ck_assert_int_eq(end_fence(&end, true, 10000), -ENOSPC);
+	ck_assert_int_eq(end_fence(&end, true, PATIENCE_MS), -ENOSPC);
 	/* Its death is an end, too. */
 	child_kill(&child);
-	ck_assert_int_eq(end_fence(&end, true, 1000), 0);
+	ck_assert_int_eq(end_fence(&end, true, PATIENCE_MS), 0);
 	end_close(&end);
 }
 END_TEST

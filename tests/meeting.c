@@ -13,7 +13,6 @@
 
 #define THREADS_MAX 8
 #define ROUNDS	    20
-#define PATIENCE    60000 /* ms; nothing here waits for it to pass */
 #define IMPATIENCE  700
 
 struct rank {
@@ -109,7 +108,7 @@ static void ranks_make(struct rank *ranks, uint32_t world)
 					 .hub = hub,
 					 .key_file = key_file,
 					 .rounds = ROUNDS,
-					 .ms = PATIENCE,
+					 .ms = PATIENCE_MS,
 					 .bytes_max = 300};
 }
 

@@ -21,6 +21,20 @@ Suite *suite(void);
 #define SANITIZED false
 #endif
 
+/* How long a test waits for what must come: far beyond what a loaded machine needs.  No test waits
+ * for it to pass. */
+#define PATIENCE_MS 60000
+
+/* Turn after turn, until the condition holds. */
+#define ck_until(condition, turn)                                                         \
+	do {                                                                              \
+		uint64_t ck_deadline = deadline_in_ms(PATIENCE_MS);                       \
+		while (!(condition)) {                                                    \
+			ck_assert_msg(clock_ns() < ck_deadline, "never: %s", #condition); \
+			turn;                                                             \
+		}                                                                         \
+	} while (0)
+
 /* A call that must succeed: the sentence of its error is the failure's text. */
 #define ck_ok(call, err)                                                           \
 	do {                                                                       \
