@@ -46,6 +46,7 @@ struct bench_options {
 	/* update: a built-in model (NULL: qwen3-30b-a3b), a scale-th of it (0: all), the rollout's
 	 * scheme or NULL, the trainer's staging, and NCCL's library (NULL: the loader's) */
 	const char *shape, *quant, *nccl;
+	const char *manifests[2]; /* by enum side: files of one rank each, instead of a model */
 	uint32_t scale;
 	uint64_t staging_bytes;
 	bool json;

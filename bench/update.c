@@ -18,6 +18,9 @@
 
 enum contender { UPDATE, PEER_COPY, NCCL_BUCKETS, NCCL_TENSORS, CONTENDER_COUNT };
 
+#define SHAPE		   "qwen3-30b-a3b"
+#define MANIFEST_BYTES_MAX (64u << 20)
+
 static const char *const contenders[] = {"whole update", "one peer copy", "nccl buckets",
 					 "nccl tensors"};
 
@@ -35,22 +38,38 @@ struct bench {
 
 /* ---------------------------------------------------------------- the job */
 
-static int manifest_write(struct bench *bench, const struct model *model, enum side side,
+/* Of a model; or, without one, the file that is named. */
+static int manifest_write(const struct bench_options *options, const struct model *model,
+			  enum side side, struct writer *text, struct findings *findings,
 			  struct ws_error *err)
 {
-	const struct bench_options *options = bench->job.options;
 	const struct manifest_options wanted = {
 		.side = side,
 		.layout = side == SIDE_TRAINER ? "fsdp2" : "vllm",
 		.mesh = side == SIDE_TRAINER ? "dp=1" : "tp=1",
 		.quant = side == SIDE_ROLLOUT ? options->quant : NULL,
 	};
+	size_t bytes = 0;
+	void *read = NULL;
+
+	if (model != NULL)
+		return manifest_make(model, &wanted, text, findings, err);
+	int rc = file_read(options->manifests[side], MANIFEST_BYTES_MAX, &read, &bytes, err);
+	if (rc == 0)
+		write_bytes(text, read, bytes);
+	mem_free(read);
+	return rc;
+}
+
+static int manifest_have(struct bench *bench, const struct model *model, enum side side,
+			 struct ws_error *err)
+{
 	struct writer *text = &bench->job.text[side];
 	struct arena arena = {0};
 	struct findings findings = {.arena = &arena};
 
-	*text = (struct writer)WRITER_INIT(64u << 20);
-	int rc = manifest_make(model, &wanted, text, &findings, err);
+	*text = (struct writer)WRITER_INIT(MANIFEST_BYTES_MAX);
+	int rc = manifest_write(bench->job.options, model, side, text, &findings, err);
 	if (rc == 0)
 		rc = manifest_parse(&bench->job.manifest[side], text->bytes, text->count, &findings,
 				    err);
@@ -62,14 +81,22 @@ static int job_make(struct bench *bench, struct ws_error *err)
 {
 	const struct bench_options *options = bench->job.options;
 	struct model *whole = NULL, *model = NULL;
+	bool named = options->manifests[SIDE_TRAINER] != NULL;
 	struct run_key key;
+	int rc = 0;
 
-	int rc = model_builtin(&whole, options->shape != NULL ? options->shape : "qwen3-30b-a3b",
-			       err);
-	if (rc == 0)
+	if (named != (options->manifests[SIDE_ROLLOUT] != NULL) ||
+	    (named && (options->shape != NULL || options->quant != NULL || options->scale != 0)))
+		return ws_fail(
+			err, -EINVAL,
+			"a bench of manifests needs both, --trainer and --rollout, and takes no "
+			"--shape, --scale or --quant");
+	if (!named)
+		rc = model_builtin(&whole, options->shape != NULL ? options->shape : SHAPE, err);
+	if (rc == 0 && !named)
 		rc = model_scale(&model, whole, 1, MAX(options->scale, 1u), err);
 	for (int side = 0; rc == 0 && side < 2; side++)
-		rc = manifest_write(bench, model, (enum side)side, err);
+		rc = manifest_have(bench, model, (enum side)side, err);
 	model_free(model);
 	model_free(whole);
 	if (rc != 0)
