@@ -5,6 +5,7 @@
  * connection that ended by a protocol error (ZeroMQ gives such a one up for good) comes back too.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +19,8 @@
 /* ROUTER names its connections by a zero byte and a 32-bit number. */
 #define ROUTE_BYTES 5
 #define ROUTE_BIT   (UINT64_C(1) << 32)
-#define WAIT_MS_MAX 60000
+#define NS_PER_S    UINT64_C(1000000000)
+#define WAIT_NS_MAX (60 * NS_PER_S)
 /* Long after ours.  ZeroMQ's never (-1), as its ZMQ_IMMEDIATE, would throw away the frames that a
  * connection left unread: a hub's last words. */
 #define RECONNECT_MS 3600000
@@ -375,43 +377,49 @@ enum link_event link_receive(struct link *link, struct frame *frame_out, struct 
 	return LINK_NOTHING;
 }
 
-/* Milliseconds for zmq_poll, rounded up so that it doesn't spin through the last one. */
-static long wait_ms(const struct link *link, uint64_t until_ns)
+/* Its descriptor only tells that this may have changed. */
+static bool socket_is_ready(void *socket)
 {
-	uint64_t now = clock_ns();
-	uint64_t end = link->is_hub ? until_ns : MIN(until_ns, link->redial_ns);
+	int events = 0;
+	size_t room = sizeof(events);
 
-	if (end <= now)
-		return 0;
-	return (long)MIN((end - now + 999999) / 1000000, WAIT_MS_MAX);
+	return socket != NULL && zmq_getsockopt(socket, ZMQ_EVENTS, &events, &room) == 0 &&
+	       (events & ZMQ_POLLIN) != 0;
 }
 
+static void fd_add(struct pollfd *fds, nfds_t *count, void *socket)
+{
+	int fd = -1;
+	size_t room = sizeof(fd);
+
+	if (socket != NULL && zmq_getsockopt(socket, ZMQ_FD, &fd, &room) == 0)
+		fds[(*count)++] = (struct pollfd){.fd = fd, .events = POLLIN};
+}
+
+/* By poll, since zmq_poll counts in milliseconds. */
 void link_wait(struct link *link, int other_fd, uint64_t until_ns)
 {
-	bool again = true;
+	struct pollfd fds[4] = {{.fd = other_fd, .events = POLLIN}}; /* below 0: poll ignores it */
+	nfds_t count = 1;
+	int woken = 0;
 
-	while (again) { /* ends at until_ns at the latest */
-		zmq_pollitem_t items[4];
-		int count = 0;
-		long ms = wait_ms(link, until_ns);
-		if (link->lost || redial_due(link))
-			return;
-		if (link->zap != NULL)
-			items[count++] =
-				(zmq_pollitem_t){.socket = link->zap, .events = ZMQ_POLLIN};
-		if (link->socket != NULL) {
-			items[count++] =
-				(zmq_pollitem_t){.socket = link->socket, .events = ZMQ_POLLIN};
-			items[count++] =
-				(zmq_pollitem_t){.socket = link->monitor, .events = ZMQ_POLLIN};
-		}
-		if (other_fd >= 0)
-			items[count++] = (zmq_pollitem_t){.fd = other_fd, .events = ZMQ_POLLIN};
-		int ready = zmq_poll(items, count, ms);
+	fd_add(fds, &count, link->zap);
+	fd_add(fds, &count, link->socket);
+	fd_add(fds, &count, link->monitor);
+	while (woken >= 0 && fds[0].revents == 0) { /* ends at until_ns at the latest */
 		/* A client that knocks is no reason to wake the caller. */
-		bool knock = ready == 1 && link->zap != NULL && items[0].revents != 0;
-		if (knock)
-			zap_serve(link);
-		again = (knock || ready == 0) && clock_ns() < until_ns;
+		zap_serve(link);
+		if (link->lost || redial_due(link) || socket_is_ready(link->socket) ||
+		    socket_is_ready(link->monitor))
+			return;
+		uint64_t now = clock_ns(), end = until_ns;
+		if (!link->is_hub)
+			end = MIN(end, link->redial_ns);
+		uint64_t ns = end > now ? MIN(end - now, WAIT_NS_MAX) : 0;
+		const struct timespec timeout = {.tv_sec = (time_t)(ns / NS_PER_S),
+						 .tv_nsec = (long)(ns % NS_PER_S)};
+		woken = ppoll(fds, count, &timeout, NULL);
+		if (ns == 0)
+			return;
 	}
 }
