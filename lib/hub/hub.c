@@ -18,13 +18,9 @@
 #define LOST_MS_DEFAULT	 5000
 #define PHASE_MS_DEFAULT 60000
 #define TURN_NS		 (20 * MS_NS) /* deadlines are looked at this often */
-/* Changes are said at once, but not more often than this: saying them takes 2 us and more per
- * member, so a tenth of the hub's time and more. */
-#define SAY_GAP_MAX_NS	(1 * MS_NS)
-#define SAY_GAP_EACH_NS UINT64_C(20000)	 /* per member */
-#define NAP_NS_MAX	UINT64_C(200000) /* link_wait counts in milliseconds */
-#define FRAMES_MAX	512		 /* heard in one turn */
-#define GOODBYE_NS	(1000 * MS_NS)
+#define SAY_GAP_NS	 (1 * MS_NS)  /* at most between what is to be said and its saying */
+#define FRAMES_MAX	 512	      /* heard in one turn */
+#define GOODBYE_NS	 (1000 * MS_NS)
 
 bool hub_io_grow(struct hub *hub)
 {
@@ -279,22 +275,23 @@ static void goodbye(struct hub *hub)
 	}
 }
 
-static uint64_t say_gap_ns(const struct hub *hub)
+/* When to say what has changed: a decision at once, as long as saying takes no more than half of
+ * the hub's time (it is 2 us and more per member); news, which nobody acts upon, when it has
+ * gathered. */
+static uint64_t say_due_ns(const struct hub *hub)
 {
-	return MIN(SAY_GAP_MAX_NS, SAY_GAP_EACH_NS * (hub->io_count + UINT64_C(1)));
+	return hub->said_ns +
+	       (hub->progress.changed ? MIN(hub->saying_ns, SAY_GAP_NS) : SAY_GAP_NS);
 }
 
 /* Until something comes, a deadline may be over, or what has changed may be said. */
 static void hub_wait(struct hub *hub)
 {
-	uint64_t now_ns = clock_ns();
-	uint64_t until_ns = now_ns + MIN(TURN_NS, hub->progress.options.lost_ns / 8);
-	if (hub->progress.changed)
-		until_ns = hub->said_ns + say_gap_ns(hub);
-	if (until_ns > now_ns && until_ns - now_ns <= NAP_NS_MAX)
-		sleep_ns(until_ns - now_ns);
-	else
-		link_wait(hub->link, hub->wake_fd, until_ns);
+	const struct progress *progress = &hub->progress;
+	uint64_t until_ns = clock_ns() + MIN(TURN_NS, progress->options.lost_ns / 8);
+	if (progress->changed || progress->news)
+		until_ns = say_due_ns(hub);
+	link_wait(hub->link, hub->wake_fd, until_ns);
 }
 
 static void *hub_thread(void *arg)
@@ -305,9 +302,10 @@ static void *hub_thread(void *arg)
 		frames_hear(hub);
 		uint64_t now_ns = clock_ns();
 		progress_tick(&hub->progress, now_ns);
-		if (now_ns - hub->said_ns >= say_gap_ns(hub)) {
+		if (now_ns >= say_due_ns(hub)) {
 			hub_say(hub, now_ns);
-			hub->said_ns = now_ns;
+			hub->said_ns = clock_ns();
+			hub->saying_ns = hub->said_ns - now_ns;
 		}
 		failed_publish(hub);
 	}

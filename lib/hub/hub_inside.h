@@ -44,7 +44,8 @@ struct hub {
 	struct replica_view *views;    /* owned */
 	struct roster_member *members; /* owned; room for a roster */
 	struct writer out;
-	uint64_t said_ns, malformed_count;
+	uint64_t said_ns, saying_ns; /* when all that was due had been said, and how long it took */
+	uint64_t malformed_count;
 
 	pthread_t thread;
 	bool has_thread;

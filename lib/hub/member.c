@@ -314,7 +314,9 @@ void member_step(struct member *member, struct member_event *event_out)
 		event_out->kind = MEMBER_OVER;
 		event_out->error = member->over;
 	}
-	member_send_due(member, now_ns);
+	/* What several events led to is one beat. */
+	if (event_out->kind == MEMBER_NOTHING)
+		member_send_due(member, now_ns);
 }
 
 /* The caller's descriptors, as one. */

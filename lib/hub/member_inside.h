@@ -31,7 +31,8 @@ struct member {
 
 	/* life */
 	uint64_t opened_ns, heard_ns, stepped_ns;
-	uint64_t next_beat_ns, beat_ns, next_join_ns;
+	uint64_t next_beat_ns, next_join_ns;
+	uint64_t next_change_ns; /* when a beat may go that isn't due by time */
 	struct ws_error over, dropped_error;
 
 	/* what the hub said last */

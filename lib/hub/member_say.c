@@ -11,7 +11,8 @@
 
 #define MS_NS		1000000u
 #define BEAT_NS		(HUB_BEAT_MS * (uint64_t)MS_NS)
-#define BEAT_GAP_NS	(2 * (uint64_t)MS_NS) /* a change is said at once, but not more often */
+#define BEAT_GAP_NS	(1 * (uint64_t)MS_NS)  /* a change is said at once, but in the long run */
+#define BEAT_BURST_NS	(20 * (uint64_t)MS_NS) /* not more often; an attempt has few */
 #define JOIN_REPEAT_NS	(250 * (uint64_t)MS_NS)
 #define READY_REPEAT_NS (250 * (uint64_t)MS_NS)
 #define PAIR_REPEAT_NS	(200 * (uint64_t)MS_NS)
@@ -71,7 +72,8 @@ static void beat_send(struct member *member, uint64_t now_ns)
 	if (!member->out.failed)
 		frame_send(member, FRAME_BEAT_UP, member->out.bytes, member->out.count);
 	member->dirty = false;
-	member->beat_ns = now_ns;
+	member->next_change_ns =
+		BEAT_GAP_NS + MAX(member->next_change_ns, now_ns - MIN(now_ns, BEAT_BURST_NS));
 	member->next_beat_ns = now_ns + BEAT_NS;
 }
 
@@ -128,8 +130,7 @@ void member_send_due(struct member *member, uint64_t now_ns)
 		if (!is_joined(member))
 			return;
 	}
-	if (now_ns >= member->next_beat_ns ||
-	    (member->dirty && now_ns >= member->beat_ns + BEAT_GAP_NS))
+	if (now_ns >= member->next_beat_ns || (member->dirty && now_ns >= member->next_change_ns))
 		beat_send(member, now_ns);
 	passages_send(member, now_ns);
 }
@@ -140,7 +141,7 @@ uint64_t member_next_due(const struct member *member)
 		return UINT64_MAX;
 	if (!is_joined(member))
 		return member->next_join_ns;
-	uint64_t due = member->dirty ? member->beat_ns + BEAT_GAP_NS : member->next_beat_ns;
+	uint64_t due = member->dirty ? member->next_change_ns : member->next_beat_ns;
 	if (member->ready_attempt > member->down.ready_attempt)
 		due = MIN(due, member->ready_next_ns);
 	for (uint32_t i = 0; i < member->pair_count; i++)

@@ -68,7 +68,8 @@ struct progress_options {
 struct progress {
 	struct progress_options options;
 	uint64_t opened_ns, now_ns, tick_ns;
-	bool changed;		    /* something to say; the owner clears it */
+	bool changed;		    /* something was decided: to be said; the owner clears it */
+	bool news;		    /* trainers' views are otherwise; the owner clears it, too */
 	struct ws_error last_error; /* why somebody was last dropped or something aborted */
 	struct ws_error ended;	    /* the run was given up, or ended (code 0 and is_ended) */
 	bool is_ended, gave_up;	    /* gave up: it wasn't the trainers who ended it */

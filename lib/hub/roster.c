@@ -201,7 +201,8 @@ bool progress_hear(struct progress *progress, uint64_t id, uint64_t incarnation,
 		seat->moved_ns = progress->now_ns;
 	if (stepped)
 		progress->view_serial++;
-	if (stepped || !rails_same(&seat->up.rails, &beat->rails) || seat->up.want != beat->want ||
+	progress->news = progress->news || stepped;
+	if (!rails_same(&seat->up.rails, &beat->rails) || seat->up.want != beat->want ||
 	    seat->up.wired != beat->wired || seat->up.quiet != beat->quiet ||
 	    seat->up.armed != beat->armed || seat->up.generation != beat->generation)
 		progress->changed = true;
