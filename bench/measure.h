@@ -40,7 +40,7 @@ struct bench_options {
 	uint32_t depth;	      /* ops in flight; 0: 16 */
 	uint64_t total_bytes; /* moved by each side in each round, at most; 0: 1 GiB */
 	uint32_t rounds;      /* 0: 7, which is also the least */
-	uint32_t senders, receivers; /* of mesh; 0: 2 */
+	uint32_t senders, receivers; /* of mesh; 0: 2.  Of overhead; 0: 1 and 1, then 4 and 4 */
 	const char *gpu;	     /* of convert: on this GPU, by number; NULL: on a core */
 	bool alone;		     /* without baselines */
 	/* update: a built-in model (NULL: qwen3-30b-a3b), a scale-th of it (0: all), the rollout's
@@ -89,5 +89,11 @@ int bench_convert_gpu(const struct bench_options *options, struct ws_error *err)
  * copy of as many bytes and NCCL's broadcasts.  Forks, before it opens CUDA.
  */
 int bench_update(const struct bench_options *options, struct ws_error *err);
+
+/*
+ * Updates of a few bytes within this host: what an update costs besides them, by phase, against as
+ * many bare TCP round trips as it needs.  In turns.  Forks; the caller has no other thread yet.
+ */
+int bench_overhead(const struct bench_options *options, struct ws_error *err);
 
 #endif

@@ -31,8 +31,10 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		 "turns of each (default and least 7)"},
 		{"memory", 0, OPTION_TEXT, &wanted.memory, "KIND",
 		 "shared (a memfd, the default), 4k or 2m (the heap's, by page)"},
-		{"senders", 0, OPTION_COUNT, &wanted.senders, "N", "of mesh (default 2)"},
-		{"receivers", 0, OPTION_COUNT, &wanted.receivers, "N", "of mesh (default 2)"},
+		{"senders", 0, OPTION_COUNT, &wanted.senders, "N",
+		 "of mesh (default 2); of overhead: trainers"},
+		{"receivers", 0, OPTION_COUNT, &wanted.receivers, "N",
+		 "of mesh (default 2); of overhead: rollouts"},
 		{"listen", 0, OPTION_TEXT, &wanted.listen, "HOST:PORT",
 		 "be the receivers of another host's bench, once"},
 		{"peer", 0, OPTION_TEXT, &wanted.peer, "HOST:PORT",
@@ -70,9 +72,12 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		bench = wanted.gpu != NULL ? bench_convert_gpu : bench_convert;
 	else if (count == 1 && strcmp(what, "update") == 0)
 		bench = bench_update;
+	else if (count == 1 && strcmp(what, "overhead") == 0)
+		bench = bench_overhead;
 	if (bench == NULL)
-		return say_usage(command,
-				 "the benchmarks there are: transfer, plan, convert, update");
+		return say_usage(
+			command,
+			"the benchmarks there are: transfer, plan, convert, update, overhead");
 	const char **list = NULL;
 	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
@@ -90,11 +95,12 @@ const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
 	.usage =
-		"transfer|plan|convert|update [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
+		"transfer|plan|convert|update|overhead [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
 	.more = "transfer: the engine against bare fi_writemsg (fabric), memcpy and libfabric's shm (ipc),\n"
 		"  ib_write_bw (verbs, between two hosts: start one with --listen, the other with --peer).\n"
 		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n"
 		"convert: weights to FP8 and back on one core, by AVX-512, AVX2 and plain C, against memcpy.\n"
-		"update: a model from one GPU to another, against one copy of its bytes and NCCL's broadcasts.\n",
+		"update: a model from one GPU to another, against one copy of its bytes and NCCL's broadcasts.\n"
+		"overhead: updates of a few bytes within this host, by phase, against bare TCP round trips.\n",
 	.run = bench_run,
 };

@@ -88,6 +88,17 @@ for row in rows:
 "$ws" bench convert --what nothing >log 2>err
 [ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench convert --what nothing is refused" ||
 	failed "bench convert --what nothing" "was taken" err
+
+"$ws" bench overhead --rounds 7 --senders 2 --receivers 3 --json >log 2>err && python3 -c "
+import json
+rows = [json.loads(line) for line in open('log')]
+assert [row['buffers'] for row in rows] == ['inplace', 'double'], rows
+for row in rows:
+    assert (row['trainers'], row['rollouts']) == (2, 3), row
+    for phase in 'begin', 'transfer', 'pause', 'reload', 'total', 'star':
+        assert 0 < row[phase + '_p50_us'] <= row[phase + '_p99_us'], row
+    assert 0 < row['ratio_min'] <= row['ratio'] <= row['ratio_max'], row
+" 2>>err && passed "bench overhead: each phase, against a star of TCP" || failed "bench overhead" "rows are missing" err
 wait $left
 [ $? = 1 ] && grep -q 'the client asked for nothing for 60 s' left && passed "a listener doesn't wait for ever for a client that is silent" ||
 	failed "a silent client" "its listener waits, or doesn't say why it ends" left
