@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -14,6 +15,8 @@
 
 #define NCCL_UINT8 1 /* ncclUint8 */
 #define RANKS	   2
+#define LOOK_MS	   20u
+#define ABORT_MS   10000u /* how long what is told to give up may take */
 
 struct nccl {
 	void *library; /* owned */
@@ -23,11 +26,14 @@ struct nccl {
 	int (*broadcast)(const void *from, void *to, size_t count, int type, int root, void *comm,
 			 struct CUstream_st *stream);
 	int (*comm_destroy)(void *comm);
+	int (*comm_abort)(void *comm);
 	const char *(*get_error_string)(int result);
-	/* What the joining thread is given, and its answer. */
-	struct nccl_id id;
-	int rank, device, rc;
+	/* What the thread is given, and its answer. */
+	int (*work)(void *arg, struct ws_error *err);
+	void *arg;
+	int rc;
 	struct ws_error error;
+	bool given_up, hangs;
 };
 
 static int nccl_fail(const struct nccl *nccl, int result, const char *doing, struct ws_error *err)
@@ -62,6 +68,7 @@ int nccl_load(struct nccl **nccl_out, const char *path, struct ws_error *err)
 	    !find(nccl, "ncclCommInitRank", &nccl->comm_init_rank) ||
 	    !find(nccl, "ncclBroadcast", &nccl->broadcast) ||
 	    !find(nccl, "ncclCommDestroy", &nccl->comm_destroy) ||
+	    !find(nccl, "ncclCommAbort", &nccl->comm_abort) ||
 	    !find(nccl, "ncclGetErrorString", &nccl->get_error_string)) {
 		nccl_close(nccl);
 		return ws_fail(err, -ENOENT, "'%s' lacks functions of NCCL 2",
@@ -78,45 +85,79 @@ int nccl_id_make(const struct nccl *nccl, struct nccl_id *id_out, struct ws_erro
 	return result == 0 ? 0 : nccl_fail(nccl, result, "make an id", err);
 }
 
-static void *join(void *arg)
+/* ---------------------------------------------------------------- a thread that may hang */
+
+static void *work(void *arg)
 {
 	struct nccl *nccl = arg;
 
-	nccl->rc = cuda_use(nccl->device, &nccl->error);
-	if (nccl->rc != 0)
-		return NULL;
-	int result = nccl->comm_init_rank(&nccl->comm, RANKS, nccl->id, nccl->rank);
-	if (result != 0)
-		nccl->rc = nccl_fail(nccl, result, "join two processes", &nccl->error);
+	nccl->rc = nccl->work(nccl->arg, &nccl->error);
 	return NULL;
 }
 
-/* NCCL itself waits for ever for a rank that doesn't come. */
-int nccl_join(struct nccl **nccl, const struct nccl_id *id, int rank, int device, uint32_t wait_ms,
-	      struct ws_error *err)
+static bool has_gone(int peer)
 {
-	uint64_t until_ns = deadline_in_ms(wait_ms);
-	const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-				       .tv_nsec = (long)(until_ns % 1000000000)};
-	struct nccl *joining = *nccl;
+	struct pollfd fd = {.fd = peer, .events = 0};
+
+	return poll(&fd, 1, 0) == 1 && (fd.revents & (POLLHUP | POLLERR)) != 0;
+}
+
+/* True: the thread has ended, and is joined.  peer -1: only time counts. */
+static bool thread_ends(pthread_t thread, int peer, uint64_t until_ns)
+{
+	while (clock_ns() < until_ns && !has_gone(peer)) {
+		uint64_t look_ns = MIN(until_ns, deadline_in_ms(LOOK_MS));
+		const struct timespec look = {.tv_sec = (time_t)(look_ns / 1000000000),
+					      .tv_nsec = (long)(look_ns % 1000000000)};
+		if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &look) == 0)
+			return true;
+	}
+	return false;
+}
+
+int nccl_do(struct nccl *nccl, int (*what)(void *arg, struct ws_error *err), void *arg, int peer,
+	    uint32_t wait_ms, struct ws_error *err)
+{
 	pthread_t thread;
 
-	joining->id = *id;
-	joining->rank = rank;
-	joining->device = device;
-	int rc = pthread_create(&thread, NULL, join, joining);
+	nccl->work = what;
+	nccl->arg = arg;
+	if (nccl->given_up)
+		return ws_fail(err, -ECONNRESET, "NCCL was given up before");
+	int rc = pthread_create(&thread, NULL, work, nccl);
 	if (rc != 0)
-		return ws_fail(err, -rc, "cannot start a thread to join NCCL's ranks: %s",
-			       strerror(rc));
-	if (pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until) != 0) {
+		return ws_fail(err, -rc, "cannot start a thread for NCCL: %s", strerror(rc));
+	if (thread_ends(thread, peer, deadline_in_ms(wait_ms)))
+		return nccl->rc == 0 ? 0 : ws_fail(err, nccl->rc, "%s", nccl->error.text);
+	rc = has_gone(peer)
+		     ? ws_fail(err, -ECONNRESET,
+			       "the other process of the bench has gone while NCCL waited for it")
+		     : ws_fail(err, -ETIMEDOUT,
+			       "NCCL waited %u s for the other process in vain; measure without "
+			       "it by --alone",
+			       wait_ms / 1000);
+	nccl->given_up = true;
+	if (nccl->comm != NULL)
+		(void)nccl->comm_abort(nccl->comm);
+	nccl->hangs = !thread_ends(thread, -1, deadline_in_ms(ABORT_MS));
+	if (nccl->hangs)
 		pthread_detach(thread);
-		*nccl = NULL;
-		return ws_fail(err, -ETIMEDOUT,
-			       "NCCL's rank %d waited %u s for the other process in vain; measure "
-			       "without it by --alone",
-			       rank, wait_ms / 1000);
-	}
-	return joining->rc == 0 ? 0 : ws_fail(err, joining->rc, "%s", joining->error.text);
+	nccl->comm = NULL; /* abort has freed it */
+	return rc;
+}
+
+bool nccl_hangs(const struct nccl *nccl)
+{
+	return nccl != NULL && nccl->hangs;
+}
+
+/* ---------------------------------------------------------------- NCCL's calls */
+
+int nccl_join(struct nccl *nccl, const struct nccl_id *id, int rank, struct ws_error *err)
+{
+	int result = nccl->comm_init_rank(&nccl->comm, RANKS, *id, rank);
+
+	return result == 0 ? 0 : nccl_fail(nccl, result, "join two processes", err);
 }
 
 int nccl_broadcast(const struct nccl *nccl, void *memory, size_t bytes, struct CUstream_st *stream,

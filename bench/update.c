@@ -8,6 +8,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,13 +17,14 @@
 #include "bench/update.h"
 #include "lib/link/link.h"
 
-enum contender { UPDATE, PEER_COPY, NCCL_BUCKETS, NCCL_TENSORS, CONTENDER_COUNT };
+/* Of NCCL's the last where a scheme quantizes, else the other two. */
+enum contender { UPDATE, PEER_COPY, NCCL_BUCKETS, NCCL_TENSORS, NCCL_QUANTIZED, CONTENDER_COUNT };
 
 #define SHAPE		   "qwen3-30b-a3b"
 #define MANIFEST_BYTES_MAX (64u << 20)
 
 static const char *const contenders[] = {"whole update", "one peer copy", "nccl buckets",
-					 "nccl tensors"};
+					 "nccl tensors", "quantize, nccl"};
 
 struct bench {
 	struct update_job job;
@@ -209,7 +211,7 @@ static int nccl_start(struct bench *bench, struct ws_error *err)
 	struct update_rank *rank = &bench->rank;
 	struct ws_error why = {0};
 
-	if (bench->job.options->alone || rank->run_count == 0)
+	if (bench->job.options->alone)
 		return 0;
 	if (nccl_load(&rank->nccl, bench->job.options->nccl, &why) != 0) {
 		fprintf(stderr, "weightsync: %s; its rows are left out\n", why.text);
@@ -219,7 +221,7 @@ static int nccl_start(struct bench *bench, struct ws_error *err)
 	if (rc == 0)
 		rc = update_say(rank->socket, &join, err);
 	if (rc == 0)
-		rc = nccl_join(&rank->nccl, &join.id, 0, rank->device, UPDATE_WAIT_MS, err);
+		rc = update_join(rank, &join.id, 0, err);
 	return rc == 0 ? answer(bench, NULL, err) : rc;
 }
 
@@ -240,9 +242,8 @@ static int turn_update(struct bench *bench, double *seconds, struct ws_error *er
 	*seconds = (double)bench->report.total_ns / 1e9;
 	if (rc == 0)
 		rc = answer(bench, NULL, err);
-	if (rc != 0 || bench->rank.run_count == 0)
-		return rc;
-	rc = tell(bench, UPDATE_VERIFY, err);
+	if (rc == 0)
+		rc = tell(bench, UPDATE_VERIFY, err);
 	if (rc == 0)
 		rc = answer(bench, &said, err);
 	if (rc == 0 && said.value != 0)
@@ -281,9 +282,22 @@ static int turn_broadcast(struct bench *bench, bool buckets, double *seconds, st
 
 static bool takes_part(const struct bench *bench, enum contender contender)
 {
-	if (contender == NCCL_BUCKETS || contender == NCCL_TENSORS)
-		return bench->rank.nccl != NULL;
-	return contender == UPDATE || !bench->job.options->alone;
+	bool quantizes = bench->rank.weight_count > 0;
+
+	switch (contender) {
+	case UPDATE:
+		return true;
+	case PEER_COPY:
+		return !bench->job.options->alone;
+	case NCCL_BUCKETS:
+	case NCCL_TENSORS:
+		return bench->rank.nccl != NULL && !quantizes;
+	case NCCL_QUANTIZED:
+		return bench->rank.nccl != NULL && quantizes;
+	case CONTENDER_COUNT:
+		break;
+	}
+	return false;
 }
 
 static int turn(struct bench *bench, enum contender contender, double *seconds,
@@ -296,6 +310,7 @@ static int turn(struct bench *bench, enum contender contender, double *seconds,
 		return turn_copy(bench, seconds, err);
 	case NCCL_BUCKETS:
 	case NCCL_TENSORS:
+	case NCCL_QUANTIZED:
 		return turn_broadcast(bench, contender == NCCL_BUCKETS, seconds, err);
 	case CONTENDER_COUNT:
 		break;
@@ -339,8 +354,7 @@ static void report_row(struct bench *bench, enum contender contender, uint32_t r
 			",\"bytes_compared\":%s,\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
 			"\"gb_per_s\":%.3f,\"update_is_faster_by\":%.4f,\"min\":%.4f,"
 			"\"max\":%.4f}\n",
-			contenders[contender], bench->bytes,
-			contender == UPDATE && bench->rank.run_count > 0 ? "true" : "false",
+			contenders[contender], bench->bytes, contender == UPDATE ? "true" : "false",
 			time.median, time.min, time.max, rate, ratio.median, ratio.min, ratio.max);
 	else
 		fprintf(options->out, "%-14s  %8.4f  %8.4f  %8.4f  %7.1f  %6.3f  %6.3f  %6.3f\n",
@@ -368,10 +382,9 @@ static void report(struct bench *bench, uint32_t rounds)
 	if (!options->json)
 		fprintf(options->out,
 			"%u tensors, %.2f GB of the rollout's; GPU %d to GPU %d; each update's "
-			"bytes compared: %s\n%-14s  %8s  %8s  %8s  %7s  %6s  %6s  %6s\n",
+			"bytes compared: all equal\n%-14s  %8s  %8s  %8s  %7s  %6s  %6s  %6s\n",
 			bench->rank.params[SIDE_TRAINER].count, (double)bench->bytes / 1e9,
-			bench->rank.device, cuda_device_count(NULL) > 1 ? 1 : 0,
-			bench->rank.run_count > 0 ? "all equal" : "no, FP8 isn't", "", "seconds",
+			bench->rank.device, cuda_device_count(NULL) > 1 ? 1 : 0, "", "seconds",
 			"least", "most", "GB/s", "ratio", "least", "most");
 	for (uint32_t c = 0; c < CONTENDER_COUNT; c++)
 		if (takes_part(bench, (enum contender)c))
@@ -384,6 +397,12 @@ static void bench_close(struct bench *bench)
 {
 	struct ws_error ignored;
 
+	/* Whatever is freed waits for the GPU, which waits for ever: the process's end frees it. */
+	if (nccl_hangs(bench->rank.nccl)) {
+		kill(bench->child, SIGKILL);
+		job_release(&bench->job);
+		return;
+	}
 	if (bench->child > 0)
 		(void)tell(bench, UPDATE_END, &ignored);
 	ws_trainer_close(bench->trainer);

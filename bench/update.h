@@ -3,7 +3,9 @@
  * `bench update`: a trainer on one GPU and a rollout on another, a process each.
  *
  *   update.c        the turns and the report; the trainer's process is the bench's own
- *   update_rank.c   what both processes have: manifests, params on a GPU, the runs between them
+ *   update_rank.c   what both processes have: manifests, params on a GPU
+ *   update_runs.c   which bytes of the trainer's are which of the rollout's
+ *   update_fp8.c    weights that are quantized: the baseline, and what they must be
  *   update_peer.c   the rollout's process: does what it is told over a socket
  *   nccl.c          the baseline's library
  */
@@ -12,6 +14,7 @@
 
 #include "bench/measure.h"
 #include "bench/nccl.h"
+#include "lib/convert/convert.h"
 #include "planner/planner.h"
 #include "rollout_side/ws_rollout.h"
 #include "trainer_side/ws_trainer.h"
@@ -32,6 +35,17 @@ struct run {
 	uint64_t from, to, bytes; /* in the trainer's memory, in the rollout's */
 };
 
+/* A matrix that lies whole at both ends, and is quantized on the way. */
+struct weight {
+	uint64_t from, codes, scales; /* in the trainer's memory; in the rollout's */
+	uint64_t extent[2], grid[2];  /* elements; scales */
+	uint64_t each[2];	      /* elements under one scale */
+	enum ws_dtype dtype;	      /* the trainer's */
+	struct quant quant;
+};
+
+struct update_fp8; /* update_fp8.c's */
+
 struct update_rank {
 	const struct update_job *job;
 	int device, socket;
@@ -43,9 +57,11 @@ struct update_rank {
 	struct ws_memory bucket;      /* owned; of NCCL's bucketed broadcast */
 	struct ws_memory count;	      /* owned; the rollout's: bytes that differ */
 	struct cuda_queue queue;
-	struct run *runs; /* in the arena, by from; none where a scheme quantizes */
-	uint32_t run_count;
-	struct nccl *nccl; /* owned; NULL: without */
+	struct run *runs;	/* in the arena, by from; what isn't quantized */
+	struct weight *weights; /* in the arena */
+	uint32_t run_count, weight_count;
+	struct update_fp8 *fp8; /* owned; NULL before it is needed */
+	struct nccl *nccl;	/* owned; NULL: without */
 };
 
 /* What the trainer's process tells the rollout's, and the answer. */
@@ -78,9 +94,23 @@ void update_rank_close(struct update_rank *rank);
 /* A param of the side, in its memory. */
 struct ws_memory update_param(const struct update_rank *rank, enum side side, uint32_t index);
 int update_queue_wait(struct update_rank *rank, struct ws_error *err);
+/* NCCL is loaded: which of its two ranks this is. */
+int update_join(struct update_rank *rank, const struct nccl_id *id, int number,
+		struct ws_error *err);
 /* One end of NCCL's broadcast of all: tensor by tensor straight between where they lie, or bucket
- * by bucket.  Waits for this end. */
+ * by bucket; weights that are quantized one after the other.  Waits for this end; the other one may
+ * die meanwhile.  -ECONNRESET, -ETIMEDOUT. */
 int update_broadcast(struct update_rank *rank, enum side side, bool buckets, struct ws_error *err);
+
+/* update_runs.c.  -ENOTSUP: a weight that doesn't lie so. */
+int update_runs_make(struct update_rank *rank, struct ws_error *err);
+
+/* update_fp8.c.  The rollout's codes and scales against what they must be: what differs is added to
+ * rank->count.  Waits. */
+int update_weights_verify(struct update_rank *rank, struct ws_error *err);
+/* One end: each weight is quantized and broadcast.  Queued. */
+int update_weights_broadcast(struct update_rank *rank, enum side side, struct ws_error *err);
+void update_fp8_close(struct update_rank *rank);
 
 int update_say(int socket, const struct update_message *message, struct ws_error *err);
 /* -ETIMEDOUT after UPDATE_WAIT_MS; an answer's own error is returned, too. */

@@ -70,6 +70,8 @@ static int peer_verify(struct peer_state *peer, uint64_t *different_out, struct 
 				   (uint8_t *)rank->target.base + rank->runs[i].to,
 				   rank->runs[i].bytes, rank->count.base, rank->queue.stream, err);
 	if (rc == 0)
+		rc = update_weights_verify(rank, err);
+	if (rc == 0)
 		rc = update_queue_wait(rank, err);
 	if (rc == 0)
 		rc = memory_read(&rank->count, 0, different_out, sizeof(uint64_t), err);
@@ -81,7 +83,7 @@ static int peer_join(struct peer_state *peer, const struct nccl_id *id, struct w
 	struct update_rank *rank = &peer->rank;
 	int rc = nccl_load(&rank->nccl, rank->job->options->nccl, err);
 
-	return rc == 0 ? nccl_join(&rank->nccl, id, 1, rank->device, UPDATE_WAIT_MS, err) : rc;
+	return rc == 0 ? update_join(rank, id, 1, err) : rc;
 }
 
 static int peer_do(struct peer_state *peer, const struct update_message *told,
@@ -129,6 +131,8 @@ void update_peer(const struct update_job *job, int socket)
 		answer = (struct update_message){.word = told.word};
 		rc = peer_do(&peer, &told, &answer, &err);
 	} while (true);
+	if (nccl_hangs(peer.rank.nccl))
+		_exit(1);
 	ws_rollout_close(peer.rollout);
 	update_rank_close(&peer.rank);
 	_exit(0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What both processes of `bench update` have: both sides' params of one rank each, memory on a GPU
- * filled alike, and which bytes of the trainer's are which of the rollout's.
+ * filled alike, and the baselines' ends.
  */
 #include <errno.h>
 #include <poll.h>
@@ -38,7 +38,7 @@ int update_hear(int socket, struct update_message *message_out, struct ws_error 
 	return 0;
 }
 
-/* ---------------------------------------------------------------- params and runs */
+/* ---------------------------------------------------------------- params */
 
 struct ws_memory update_param(const struct update_rank *rank, enum side side, uint32_t index)
 {
@@ -49,79 +49,6 @@ struct ws_memory update_param(const struct update_rank *rank, enum side side, ui
 				  .bytes = param->bytes,
 				  .place = WS_CUDA,
 				  .device = rank->device};
-}
-
-/* Whether it is one run of bytes, in the canonical tensor and in its place alike. */
-static bool is_run(const struct tensor_rule *rule, const struct piece *piece, uint64_t *from_out)
-{
-	int64_t stride = 1, canonical = 1;
-	uint64_t from = 0;
-	bool cut = false;
-
-	for (uint32_t d = piece->dim_count; d-- > 0;) {
-		if (piece->extent[d] > 1 && (piece->stride[d] != stride || cut))
-			return false;
-		cut = cut || piece->extent[d] != rule->dim[d];
-		from += piece->offset[d] * (uint64_t)canonical;
-		stride *= (int64_t)piece->extent[d];
-		canonical *= (int64_t)rule->dim[d];
-	}
-	*from_out = from;
-	return true;
-}
-
-static int run_make(struct update_rank *rank, const struct param *param, const struct piece *piece,
-		    struct run *run, struct ws_error *err)
-{
-	const struct manifest *manifest = rank->job->manifest[SIDE_ROLLOUT];
-	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
-	const struct rank_params *trainer = &rank->params[SIDE_TRAINER];
-	int32_t expert = param_expert(manifest, 0, param, piece->slot);
-	uint64_t each = ws_dtype_bytes(param->dtype), from, count = 1;
-	char name[512];
-
-	tensor_name(rule, param->layer, expert, name, sizeof(name));
-	int64_t index = rank_params_find(trainer, name);
-	if (index < 0 || trainer->params[index].dtype != param->dtype ||
-	    !is_run(rule, piece, &from))
-		return ws_fail(err, -ENOTSUP, "'%s' isn't one run of bytes in '%s'", name,
-			       param->name);
-	for (uint32_t d = 0; d < piece->dim_count; d++)
-		count *= piece->extent[d];
-	*run = (struct run){.from = trainer->params[index].arena_offset + from * each,
-			    .to = param->arena_offset + piece->place * each,
-			    .bytes = count * each};
-	return 0;
-}
-
-static int by_from(const void *a, const void *b)
-{
-	const struct run *x = a, *y = b;
-
-	return x->from < y->from ? -1 : x->from > y->from;
-}
-
-static int runs_make(struct update_rank *rank, struct ws_error *err)
-{
-	const struct rank_params *rollout = &rank->params[SIDE_ROLLOUT];
-	uint32_t count = 0;
-	int rc = 0;
-
-	if (manifest_quant(rank->job->manifest[SIDE_ROLLOUT]) != NULL)
-		return 0;
-	for (uint32_t i = 0; i < rollout->count; i++)
-		count += rollout->params[i].form->piece_count;
-	rank->runs = arena_array(&rank->arena, count, sizeof(*rank->runs));
-	if (rank->runs == NULL)
-		return ws_fail(err, -ENOMEM, "no memory for %u runs", count);
-	for (uint32_t i = 0; rc == 0 && i < rollout->count; i++) {
-		const struct form *form = rollout->params[i].form;
-		for (uint32_t p = 0; rc == 0 && p < form->piece_count; p++)
-			rc = run_make(rank, &rollout->params[i], &form->pieces[p],
-				      &rank->runs[rank->run_count++], err);
-	}
-	qsort(rank->runs, rank->run_count, sizeof(*rank->runs), by_from);
-	return rc;
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -166,7 +93,7 @@ int update_rank_open(struct update_rank *rank, enum side side, struct ws_error *
 		rc = manifest_params(rank->job->manifest[i], 0, &rank->arena, &rank->params[i],
 				     err);
 	if (rc == 0)
-		rc = runs_make(rank, err);
+		rc = update_runs_make(rank, err);
 	if (rc == 0)
 		rc = cuda_queue_open(&rank->queue, rank->device, err);
 	if (rc == 0)
@@ -183,6 +110,7 @@ int update_rank_open(struct update_rank *rank, enum side side, struct ws_error *
 void update_rank_close(struct update_rank *rank)
 {
 	nccl_close(rank->nccl);
+	update_fp8_close(rank);
 	cuda_queue_close(&rank->queue);
 	ws_memory_free(&rank->source);
 	ws_memory_free(&rank->target);
@@ -192,6 +120,30 @@ void update_rank_close(struct update_rank *rank)
 }
 
 /* ---------------------------------------------------------------- NCCL */
+
+struct joining {
+	struct update_rank *rank;
+	struct nccl_id id;
+	int number;
+};
+
+/* What these threads are given is the caller's, who may go away when they hang: they take a copy.
+ */
+static int join(void *arg, struct ws_error *err)
+{
+	const struct joining joining = *(const struct joining *)arg;
+	int rc = cuda_use(joining.rank->device, err);
+
+	return rc == 0 ? nccl_join(joining.rank->nccl, &joining.id, joining.number, err) : rc;
+}
+
+int update_join(struct update_rank *rank, const struct nccl_id *id, int number,
+		struct ws_error *err)
+{
+	struct joining joining = {.rank = rank, .id = *id, .number = number};
+
+	return nccl_do(rank->nccl, join, &joining, rank->socket, UPDATE_WAIT_MS, err);
+}
 
 int update_queue_wait(struct update_rank *rank, struct ws_error *err)
 {
@@ -262,17 +214,44 @@ static int broadcast_buckets(struct update_rank *rank, enum side side, struct ws
 	return rc;
 }
 
-int update_broadcast(struct update_rank *rank, enum side side, bool buckets, struct ws_error *err)
+static int broadcast_runs(struct update_rank *rank, enum side side, struct ws_error *err)
 {
-	int rc = cuda_use(rank->device, err);
+	int rc = 0;
 
-	if (rc == 0 && buckets)
-		rc = broadcast_buckets(rank, side, err);
-	for (uint32_t i = 0; rc == 0 && !buckets && i < rank->run_count; i++) {
+	for (uint32_t i = 0; rc == 0 && i < rank->run_count; i++) {
 		const struct run *run = &rank->runs[i];
 		uint8_t *at = side == SIDE_TRAINER ? (uint8_t *)rank->source.base + run->from
 						   : (uint8_t *)rank->target.base + run->to;
 		rc = nccl_broadcast(rank->nccl, at, run->bytes, rank->queue.stream, err);
 	}
+	return rc;
+}
+
+struct broadcast {
+	struct update_rank *rank;
+	enum side side;
+	bool buckets;
+};
+
+/* On a thread of its own: NCCL may wait for the other end in any of its calls. */
+static int broadcast(void *arg, struct ws_error *err)
+{
+	const struct broadcast wanted = *(const struct broadcast *)arg;
+	struct update_rank *rank = wanted.rank;
+	int rc = cuda_use(rank->device, err);
+
+	if (rc == 0 && wanted.buckets)
+		rc = broadcast_buckets(rank, wanted.side, err);
+	else if (rc == 0)
+		rc = broadcast_runs(rank, wanted.side, err);
+	if (rc == 0)
+		rc = update_weights_broadcast(rank, wanted.side, err);
 	return rc == 0 ? update_queue_wait(rank, err) : rc;
+}
+
+int update_broadcast(struct update_rank *rank, enum side side, bool buckets, struct ws_error *err)
+{
+	struct broadcast wanted = {.rank = rank, .side = side, .buckets = buckets};
+
+	return nccl_do(rank->nccl, broadcast, &wanted, rank->socket, UPDATE_WAIT_MS, err);
 }
