@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench/update.h"
 
@@ -36,30 +37,97 @@ static uint64_t elements_of(const struct piece *piece)
 	return count;
 }
 
-/* The trainer's param that a tensor is; it holds each whole. */
-static const struct param *source_of(const struct update_rank *rank, const struct param *param,
-				     const struct piece *piece, struct ws_error *err)
+/* ---------------------------------------------------------------- what the trainer holds */
+
+/* A canonical tensor that lies whole in its memory. */
+struct held {
+	const char *name;
+	uint64_t at;
+	enum ws_dtype dtype;
+};
+
+struct held_list {
+	struct held *all; /* in the arena; by name */
+	uint32_t count;
+};
+
+static int by_name(const void *a, const void *b)
+{
+	const struct held *x = a, *y = b;
+
+	return strcmp(x->name, y->name);
+}
+
+static int held_add(struct update_rank *rank, struct held_list *list, const struct param *param,
+		    const struct piece *piece, struct ws_error *err)
+{
+	const struct manifest *manifest = rank->job->manifest[SIDE_TRAINER];
+	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
+	uint64_t from, count = 1;
+	char name[512];
+
+	for (uint32_t d = 0; d < rule->dim_count; d++)
+		count *= rule->dim[d];
+	if (!is_run(rule, piece, &from) || elements_of(piece) != count)
+		return 0; /* whoever asks for it isn't served */
+	int length = tensor_name(rule, param->layer, param_expert(manifest, 0, param, piece->slot),
+				 name, sizeof(name));
+	char *kept = arena_alloc(&rank->arena, (size_t)length + 1);
+	if (kept == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a tensor's name");
+	memcpy(kept, name, (size_t)length + 1);
+	list->all[list->count++] = (struct held){.name = kept,
+						 .at = param->arena_offset +
+						       piece->place * ws_dtype_bytes(param->dtype),
+						 .dtype = param->dtype};
+	return 0;
+}
+
+static int held_make(struct update_rank *rank, struct held_list *list, struct ws_error *err)
+{
+	const struct rank_params *trainer = &rank->params[SIDE_TRAINER];
+	uint32_t count = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < trainer->count; i++)
+		count += trainer->params[i].form->piece_count;
+	list->all = arena_array(&rank->arena, count, sizeof(*list->all));
+	if (list->all == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for %u tensors", count);
+	for (uint32_t i = 0; rc == 0 && i < trainer->count; i++)
+		for (uint32_t p = 0; rc == 0 && p < trainer->params[i].form->piece_count; p++)
+			rc = held_add(rank, list, &trainer->params[i],
+				      &trainer->params[i].form->pieces[p], err);
+	qsort(list->all, list->count, sizeof(*list->all), by_name);
+	return rc;
+}
+
+static const struct held *held_find(const struct update_rank *rank, const struct held_list *list,
+				    const struct param *param, const struct piece *piece,
+				    struct ws_error *err)
 {
 	const struct manifest *manifest = rank->job->manifest[SIDE_ROLLOUT];
-	const struct rank_params *trainer = &rank->params[SIDE_TRAINER];
 	char name[512];
+	const struct held key = {.name = name};
 
 	tensor_name(manifest_tensor(manifest, piece->tensor), param->layer,
 		    param_expert(manifest, 0, param, piece->slot), name, sizeof(name));
-	int64_t index = rank_params_find(trainer, name);
-	if (index >= 0)
-		return &trainer->params[index];
-	ws_fail(err, -ENOTSUP, "the trainer has no '%s' for '%s'", name, param->name);
-	return NULL;
+	const struct held *held =
+		bsearch(&key, list->all, list->count, sizeof(*list->all), by_name);
+	if (held == NULL)
+		ws_fail(err, -ENOTSUP,
+			"'%s' can't be compared: the trainer doesn't have '%s' whole", param->name,
+			name);
+	return held;
 }
 
 /* ---------------------------------------------------------------- as it is */
 
-static int run_make(struct update_rank *rank, const struct param *param, const struct piece *piece,
-		    struct ws_error *err)
+static int run_make(struct update_rank *rank, const struct held_list *list,
+		    const struct param *param, const struct piece *piece, struct ws_error *err)
 {
 	const struct manifest *manifest = rank->job->manifest[SIDE_ROLLOUT];
-	const struct param *source = source_of(rank, param, piece, err);
+	const struct held *source = held_find(rank, list, param, piece, err);
 	uint64_t each = ws_dtype_bytes(param->dtype), from;
 
 	if (source == NULL)
@@ -69,7 +137,7 @@ static int run_make(struct update_rank *rank, const struct param *param, const s
 		return ws_fail(err, -ENOTSUP, "'%s' isn't one run of bytes in '%s'", source->name,
 			       param->name);
 	rank->runs[rank->run_count++] =
-		(struct run){.from = source->arena_offset + from * each,
+		(struct run){.from = source->at + from * each,
 			     .to = param->arena_offset + piece->place * each,
 			     .bytes = elements_of(piece) * each};
 	return 0;
@@ -113,13 +181,14 @@ static struct quant quant_of(const struct quant_scheme *scheme)
 			      .reciprocal = scheme->reciprocal};
 }
 
-static int weight_make(struct update_rank *rank, const struct param *param,
-		       const struct piece *piece, struct ws_error *err)
+static int weight_make(struct update_rank *rank, const struct held_list *list,
+		       const struct param *param, const struct piece *piece, struct ws_error *err)
 {
 	const struct manifest *manifest = rank->job->manifest[SIDE_ROLLOUT];
 	const struct quant_scheme *scheme = manifest_scheme(manifest, param->rule);
 	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
-	const struct param *source = source_of(rank, param, piece, err), *scales = NULL;
+	const struct held *source = held_find(rank, list, param, piece, err);
+	const struct param *scales = NULL;
 	const struct piece *scale_piece = NULL;
 	uint64_t from, scale_from;
 
@@ -137,7 +206,7 @@ static int weight_make(struct update_rank *rank, const struct param *param,
 			       "'%s', quantized by block or channel",
 			       source->name, param->name);
 	rank->weights[rank->weight_count++] = (struct weight){
-		.from = source->arena_offset,
+		.from = source->at,
 		.codes = param->arena_offset + piece->place,
 		.scales = scales->arena_offset + scale_piece->place * ws_dtype_bytes(scheme->scale),
 		.extent = {rule->dim[0], rule->dim[1]},
@@ -162,14 +231,15 @@ int update_runs_make(struct update_rank *rank, struct ws_error *err)
 {
 	const struct manifest *manifest = rank->job->manifest[SIDE_ROLLOUT];
 	const struct rank_params *rollout = &rank->params[SIDE_ROLLOUT];
+	struct held_list held = {0};
 	uint32_t count = 0;
-	int rc = 0;
+	int rc = held_make(rank, &held, err);
 
 	for (uint32_t i = 0; i < rollout->count; i++)
 		count += rollout->params[i].form->piece_count;
 	rank->runs = arena_array(&rank->arena, count, sizeof(*rank->runs));
 	rank->weights = arena_array(&rank->arena, count, sizeof(*rank->weights));
-	if (rank->runs == NULL || rank->weights == NULL)
+	if (rc == 0 && (rank->runs == NULL || rank->weights == NULL))
 		return ws_fail(err, -ENOMEM, "no memory for %u runs", count);
 	for (uint32_t i = 0; rc == 0 && i < rollout->count; i++) {
 		const struct param *param = &rollout->params[i];
@@ -177,8 +247,9 @@ int update_runs_make(struct update_rank *rank, struct ws_error *err)
 		if (manifest_rule(manifest, param->rule)->is_scale)
 			continue; /* with their weights */
 		for (uint32_t p = 0; rc == 0 && p < param->form->piece_count; p++)
-			rc = quantized ? weight_make(rank, param, &param->form->pieces[p], err)
-				       : run_make(rank, param, &param->form->pieces[p], err);
+			rc = quantized
+				     ? weight_make(rank, &held, param, &param->form->pieces[p], err)
+				     : run_make(rank, &held, param, &param->form->pieces[p], err);
 	}
 	qsort(rank->runs, rank->run_count, sizeof(*rank->runs), by_from);
 	return rc;
