@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <string.h>
 
 #include "cli/oracle.h"
@@ -91,9 +92,10 @@ struct comparison {
 	struct ws_error *first;
 
 	bool is_scale, is_quantized; /* codes or scales that were made on the way */
+	bool is_shared;		     /* one scale for all tensors of an expert */
 	struct scheme scheme;	     /* of both, and of scales that the checkpoint lists */
 	uint64_t each[TREE_DIM_MAX]; /* elements of the weight by one of the scale; else 1 */
-	struct tree **leaves;	     /* of a scale per tensor: by element */
+	struct tree **leaves;	     /* of a scale per tensor, or for several: by element */
 };
 
 /* ---------------------------------------------------------------- a scale's elements */
@@ -123,18 +125,38 @@ static uint32_t count_leaves(const struct tree *tree)
 	return count;
 }
 
-/* Each tensor once, in the order of the expression, for each expert anew; list[from..count) are
- * those of this expert so far. */
-static uint32_t list_leaves(struct tree *tree, struct tree **list, uint32_t from, uint32_t count)
+/* Each tensor once, in the order of the expression, or one for all if they share a scale; for each
+ * expert anew: list[from..count) are those of this expert so far. */
+static uint32_t list_leaves(struct tree *tree, bool is_shared, struct tree **list, uint32_t from,
+			    uint32_t count)
 {
 	for (uint32_t i = from; tree->op[0] == 't' && i < count; i++)
-		if (list[i]->tensor == tree->tensor)
+		if (is_shared || list[i]->tensor == tree->tensor)
 			return count;
 	if (tree->op[0] == 't')
 		list[count++] = tree;
 	for (uint32_t i = 0; i < tree->child_count; i++)
-		count = list_leaves(tree->child[i], list, tree->op[0] == 'k' ? count : from, count);
+		count = list_leaves(tree->child[i], is_shared, list,
+				    tree->op[0] == 'k' ? count : from, count);
 	return count;
+}
+
+/* Whether the manifest lists the scale of a tensor below: then each has its own. */
+static bool lists_scale(const struct comparison *compare, const struct spot *spot,
+			const struct tree *tree)
+{
+	const struct json *tensors = json_get(spot->manifest, "tensors");
+	char name[2 * NAME_MAX_BYTES];
+	if (tree->op[0] == 't') {
+		snprintf(name, sizeof(name), "%s%s", tree->tensor->name, compare->scheme.suffix);
+		for (const struct json *at = tensors->first; at != NULL; at = at->next)
+			if (name_matches(json_text(at, "name", ""), name))
+				return true;
+	}
+	for (uint32_t i = 0; i < tree->child_count; i++)
+		if (lists_scale(compare, spot, tree->child[i]))
+			return true;
+	return false;
 }
 
 static int shape_scale(struct comparison *compare, struct ws_error *err)
@@ -146,7 +168,8 @@ static int shape_scale(struct comparison *compare, struct ws_error *err)
 		if (compare->leaves == NULL)
 			return ws_fail(err, -ENOMEM, "oracle: no memory");
 		compare->dim_count = 1;
-		compare->shape[0] = list_leaves(compare->tree, compare->leaves, 0, 0);
+		compare->shape[0] =
+			list_leaves(compare->tree, compare->is_shared, compare->leaves, 0, 0);
 		return 0;
 	}
 	for (uint32_t d = 0; d < tree->dim_count; d++) {
@@ -197,6 +220,8 @@ static int shape_param(struct comparison *compare, const struct spot *spot, stru
 	if (rc != 0)
 		return rc;
 	compare->is_quantized = compare->trained != compare->scheme.code;
+	compare->is_shared = compare->is_quantized && compare->scheme.whole &&
+			     !lists_scale(compare, spot, compare->tree);
 	if (compare->is_scale)
 		rc = shape_scale(compare, err);
 	if (rc == 0 && compare->is_scale && !compare->is_quantized) {
@@ -250,6 +275,42 @@ static int expect_trained(struct comparison *compare, struct tree *leaf, uint64_
 	return 0;
 }
 
+/* The largest scale of an expert's tensors, each taken alone; a NaN is larger. */
+static int find_most(const struct comparison *compare, struct tree *tree, int32_t expert,
+		     float *most, struct ws_error *err)
+{
+	int rc = 0;
+	if (tree->op[0] == 't' && tree->expert == expert) {
+		if (tree->data == NULL)
+			rc = load_tensor(compare->reading, tree, err);
+		if (rc == 0)
+			rc = oracle_scales(&compare->scheme, tree, compare->version, err);
+		if (rc == 0 && !isnan(*most) && !(tree->scales[0] <= *most))
+			*most = tree->scales[0];
+	}
+	for (uint32_t i = 0; rc == 0 && i < tree->child_count; i++)
+		rc = find_most(compare, tree->child[i], expert, most, err);
+	return rc;
+}
+
+static void set_most(struct tree *tree, int32_t expert, float most)
+{
+	if (tree->op[0] == 't' && tree->expert == expert)
+		tree->scales[0] = most;
+	for (uint32_t i = 0; i < tree->child_count; i++)
+		set_most(tree->child[i], expert, most);
+}
+
+/* Engines requantize what they fuse to the largest of the parts' scales, and so it is here. */
+static int share_scale(const struct comparison *compare, int32_t expert, struct ws_error *err)
+{
+	float most = 0;
+	int rc = find_most(compare, compare->tree, expert, &most, err);
+	if (rc == 0)
+		set_most(compare->tree, expert, most);
+	return rc;
+}
+
 /* The bits of the next code or scale. */
 static int expect_quantized(struct comparison *compare, struct tree *leaf, uint64_t element,
 			    void *out, struct ws_error *err)
@@ -257,7 +318,8 @@ static int expect_quantized(struct comparison *compare, struct tree *leaf, uint6
 	const struct scheme *scheme = &compare->scheme;
 	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
 	if (rc == 0 && leaf->scales == NULL)
-		rc = oracle_scales(scheme, leaf, compare->version, err);
+		rc = compare->is_shared ? share_scale(compare, leaf->expert, err)
+					: oracle_scales(scheme, leaf, compare->version, err);
 	if (rc != 0)
 		return rc;
 	uint32_t bits = compare->is_scale

@@ -20,6 +20,7 @@ struct tree {
 	uint64_t shape[TREE_DIM_MAX];
 	bool zeros;			/* z away from coordinate 0 */
 	const struct st_tensor *tensor; /* t */
+	int32_t expert;			/* whose it is; -1: its name has none */
 	uint64_t hash;			/* of its name */
 	enum ws_dtype trained;		/* dtype at the trainer */
 	uint8_t *data; /* owned: the tensor in the trainer's dtype, read when first needed */
@@ -55,6 +56,8 @@ int spot_number(const struct spot *spot, const struct json *json, uint64_t *valu
 /* Name with {L}, {L-nl}, {E}, {e} put in. */
 void spot_name(const struct spot *spot, const char *pattern, int32_t expert, int32_t slot,
 	       char *out, size_t bytes);
+/* Whether a rule's name, with numbers for {L} and {E}, is this name. */
+bool name_matches(const char *pattern, const char *name);
 /* Finds which param entry, layer and expert a local name stands for at this rank. */
 int spot_find(const struct reading *reading, const struct json *manifest, uint32_t rank,
 	      const char *name, struct spot *spot_out, struct ws_error *err);
@@ -76,7 +79,7 @@ struct tree *tree_locate(struct tree *tree, const uint64_t *index, uint64_t *ele
 /* How a param is quantized, as the manifest's "schemes" says. */
 struct scheme {
 	enum ws_dtype code, scale;
-	bool whole;	   /* one scale for a tensor */
+	bool whole;	   /* one scale for a tensor, or for all of an expert that a param fuses */
 	uint64_t block[2]; /* rows and columns under one scale; 0: all */
 	float eps;
 	bool pow2, reciprocal;
@@ -90,7 +93,7 @@ int oracle_find(const struct spot *spot, struct scheme *scheme_out, struct ws_er
 uint64_t oracle_each(const struct scheme *scheme, const struct tree *leaf, uint32_t dim);
 /* In which of the tensor's blocks, counted row-major, an element lies. */
 uint64_t oracle_block(const struct scheme *scheme, const struct tree *leaf, uint64_t element);
-/* Fills leaf->scales from leaf->data. */
+/* Fills leaf->scales from leaf->data, as if the tensor were alone. */
 int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t version,
 		  struct ws_error *err);
 /* A scale as it is stored. */

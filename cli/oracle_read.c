@@ -142,8 +142,7 @@ void spot_name(const struct spot *spot, const char *pattern, int32_t expert, int
 	}
 }
 
-/* Whether a rule's name, with numbers for {L} and {E}, is this name. */
-static bool name_matches(const char *pattern, const char *name)
+bool name_matches(const char *pattern, const char *name)
 {
 	while (*pattern != '\0' && *name != '\0') {
 		if (pattern[0] == '{' && (pattern[1] == 'L' || pattern[1] == 'E') &&

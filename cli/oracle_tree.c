@@ -47,9 +47,12 @@ static int make_tensor(const struct reading *reading, const struct spot *spot,
 		       const struct json *json, int32_t expert, struct tree *tree,
 		       struct ws_error *err)
 {
+	const char *pattern = json_at(json, 1)->text;
 	char name[NAME_MAX_BYTES];
-	spot_name(spot, json_at(json, 1)->text, expert, -1, name, sizeof(name));
-	return tree_leaf(reading, name, tree, err);
+	spot_name(spot, pattern, expert, -1, name, sizeof(name));
+	int rc = tree_leaf(reading, name, tree, err);
+	tree->expert = strstr(pattern, "{E}") == NULL ? -1 : expert;
+	return rc;
 }
 
 /* a becomes the first row, the shape the rank's part. */

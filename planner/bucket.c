@@ -72,12 +72,14 @@ static int groups_make(struct planning *planning, uint32_t *parent, struct ws_er
 			if (rc != 0)
 				return rc;
 		}
-	/* A weight without its scale is worth nothing. */
+	/* A weight without its scale is worth nothing, and a scale is of all weights under it. */
 	for (uint32_t i = 0; i < planning->unit_count; i++) {
-		uint32_t weight =
-			planning->unit_geometry[i] == NONE ? NONE : scales_weight(planning, i);
+		if (planning->unit_geometry[i] == NONE)
+			continue;
+		uint32_t weight = scales_weight(planning, i);
 		if (weight != NONE)
 			groups_join(parent, i, weight);
+		groups_join(parent, i, scales_fellow(planning, i));
 	}
 	return 0;
 }

@@ -584,7 +584,7 @@ int plan_check(const struct plan *plan, struct findings *findings, struct ws_err
 	vec_release(&checking.reaches);
 	vec_release(&checking.boxes);
 	for (uint32_t t = 0; checking.tables != NULL && t < plan->trainer_count; t++)
-		idmap_release(&checking.tables[t].by_name);
+		idmap_release(&checking.tables[t].by_key);
 	idmap_release(&checking.reach_map);
 	idmap_release(&checking.forms);
 	arena_release(&checking.arena);

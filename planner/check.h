@@ -147,15 +147,18 @@ struct table_view {
 	uint64_t each[BOX_DIM_MAX]; /* elements under one scale, by the tensor's dims */
 	uint32_t kind;
 	uint64_t end;	/* the entry behind its last, in its bucket */
-	uint32_t needs; /* blocks that its trainer sends codes or scales of: the first of
-			 * checking->boxes + 1, or 0 */
+	uint32_t lead;	/* the rollouts' tensor that its scale is called after */
+	uint64_t key;	/* of the scale */
+	uint32_t group; /* the first of the tables under its scale, which follow each other */
+	uint32_t needs; /* of the first: blocks that its trainer sends codes or scales of: the first
+			 * of checking->boxes + 1, or 0 */
 };
 
 /* All of a bucket's. */
 struct kind_view {
-	uint32_t first; /* table */
 	struct param param;
-	struct form form;	/* a piece is a table, an element a block */
+	struct form form; /* a piece is a table or several under one scale, an element a block;
+			   * its slot is the (first) table */
 	struct spot_param spot; /* of all that; no param without tables */
 };
 
@@ -167,22 +170,26 @@ struct param_run {
 
 struct tables_view {
 	bool known;
-	uint32_t rank;
-	struct peer peer;	   /* its manifest and rank; a neighbour's params aren't listed */
-	struct param *params;	   /* by table: what it is of */
-	struct piece *pieces;	   /* by table */
-	struct spot_tensor *names; /* by table */
+	uint32_t rank, table_count; /* tables that were looked at */
+	struct peer peer;	    /* its manifest and rank; a neighbour's params aren't listed */
+	struct param *params;	    /* by table: what it is of */
+	struct piece *pieces;	    /* by table */
+	struct spot_tensor *names;  /* by table */
+	struct spot_tensor *leads;  /* by table: what its scale is called after */
 	struct table_view *tables;
 	struct kind_view *kinds;
 	uint32_t *rule_of;    /* by tensor: its rule of params + 1 at this rank; NONE: several */
-	struct idmap by_name; /* tensor, layer and expert: its table; made when asked for */
+	struct idmap by_key;  /* of a scale: its first table; those of several tensors, or all */
+	bool by_key_is_whole; /* made when asked for */
 };
 
 /* NULL where nothing of the trainer's is quantized.  Faults are findings, and -EINVAL. */
 int check_tables(struct checking *checking, uint32_t trainer, struct tables_view **out);
-/* The table of a tensor of the trainers' manifest; NONE.  -ENOMEM. */
-int check_table_find(struct checking *checking, struct tables_view *view, uint32_t tensor,
-		     const struct spot_tensor *name, uint32_t *table_out);
+/* The first table under the scale of this key; NONE.  -ENOMEM. */
+int check_table_find(struct tables_view *view, uint64_t key, uint32_t *table_out);
+/* Which of the tables from this first one on, which are under one scale, is of the tensor; NONE. */
+uint32_t check_table_member(const struct tables_view *view, uint32_t first,
+			    const struct spot_tensor *name);
 
 /* ---- check_maxima.c */
 /* What of a copy from a trainer is followed. */
@@ -203,7 +210,7 @@ const char *check_local_blocks(const struct maxima_part *at, const struct plan_p
 			       uint32_t *table_out, struct box *elements_out);
 /* A scale as its sender makes it: the table of its weight, in the scale's name. */
 struct made_scale {
-	uint32_t table;
+	uint32_t table; /* the first under it */
 	struct param param;
 	struct form form;
 	struct piece piece;

@@ -115,9 +115,11 @@ static const char *follow_blocks(const struct maxima_part *where, const struct p
 		return "it is quantized by maxima of nothing";
 	table = account_place(spot, blocks->table_offset / 4, entry);
 	const struct spot_tensor tensor = spot_tensor(source, piece);
-	if (table == NULL || !account_same_tensor(spot, table, &tensor))
+	met->table = table == NULL
+			     ? NONE
+			     : check_table_member(where->from, (uint32_t)table->slot, &tensor);
+	if (met->table == NONE)
 		return "it is quantized by maxima of another tensor";
-	met->table = (uint32_t)table->slot;
 	struct comparing at = {.part = part,
 			       .blocks = blocks,
 			       .piece = piece,
@@ -220,7 +222,7 @@ int check_codes(const struct maxima_part *at, const struct stored_copy *copy,
 		*why = "its scheme isn't its target's";
 		if (table->scheme != part->scheme)
 			return 1;
-		rc = need_add(at->checking, table, &met.blocks);
+		rc = need_add(at->checking, &at->from->tables[table->group], &met.blocks);
 		moved.src_offset += (uint64_t)copy->src_step;
 	}
 	return rc;

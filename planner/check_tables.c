@@ -3,7 +3,8 @@
  * The checker's view of trainers' tables of maxima.  What a plan says of them is a claim: this
  * table is of that tensor, which this param holds, and has these blocks.  Here the tables of a
  * bucket become a form whose elements are blocks, so that what reads or raises them is followed as
- * any part is.  Two tables on one place, or two buckets', are found here.
+ * any part is.  Two tables on one place, or two buckets', are found here.  Tables of weights under
+ * one scale are one place by right: which those are, the rollout's manifest says.
  */
 #include "planner/check.h"
 
@@ -20,13 +21,16 @@ static uint64_t elements_each(const struct quant_scheme *scheme, const struct te
 	return block == 0 ? rule->dim[dim] : block;
 }
 
-/* Whether a rollout's rule names this tensor; numbers may be written out on one side. */
-static bool names(const struct tensor_rule *rule, const struct spot_tensor *tensor, bool slowly)
+/* Whether a rollout's rule names this tensor, and at which layer and expert; numbers may be written
+ * out on one side. */
+static bool names(const struct tensor_rule *rule, const struct spot_tensor *tensor, bool slowly,
+		  struct spot_tensor *at_out)
 {
 	char have[512], want[512];
 	bool in_range = rule->layer_lo < 0 ||
 			(tensor->layer >= rule->layer_lo && tensor->layer < rule->layer_hi);
 
+	*at_out = (struct spot_tensor){rule, tensor->layer, tensor->expert};
 	if (!slowly)
 		return in_range && strcmp(rule->name, tensor->rule->name) == 0;
 	tensor_name(tensor->rule, tensor->layer, tensor->expert, have, sizeof(have));
@@ -34,30 +38,31 @@ static bool names(const struct tensor_rule *rule, const struct spot_tensor *tens
 		for (int32_t e = rule->expert_lo; e < MAX(rule->expert_hi, rule->expert_lo + 1);
 		     e++) {
 			tensor_name(rule, l, e, want, sizeof(want));
+			*at_out = (struct spot_tensor){rule, l, e};
 			if (strcmp(have, want) == 0)
 				return true;
 		}
 	return false;
 }
 
-/* The rollout's scheme for a tensor of the trainers'; NULL where it has none. */
-static const struct quant_scheme *scheme_of(struct checking *checking, uint32_t tensor_index,
-					    const struct spot_tensor *tensor)
+/* The rollout's tensor that is a trainer's, where it has a scheme; else NONE. */
+static uint32_t quantized_as(struct checking *checking, uint32_t tensor_index,
+			     const struct spot_tensor *tensor, struct spot_tensor *at_out)
 {
 	const struct manifest *rollout = checking->plan->input.rollout;
 	uint32_t *last = &checking->quantized[tensor_index];
 
-	if (*last > 0 && names(manifest_tensor(rollout, *last - 1), tensor, false))
-		return manifest_tensor_scheme(rollout, *last - 1);
+	if (*last > 0 && names(manifest_tensor(rollout, *last - 1), tensor, false, at_out))
+		return *last - 1;
 	for (int slowly = 0; slowly < 2; slowly++)
 		for (uint32_t i = 0; i < manifest_tensor_count(rollout); i++) {
 			if (manifest_tensor_scheme(rollout, i) == NULL ||
-			    !names(manifest_tensor(rollout, i), tensor, slowly == 1))
+			    !names(manifest_tensor(rollout, i), tensor, slowly == 1, at_out))
 				continue;
 			*last = i + 1;
-			return manifest_tensor_scheme(rollout, i);
+			return i;
 		}
-	return NULL;
+	return NONE;
 }
 
 /* A rank's params in rows alike, without listing them. */
@@ -126,6 +131,27 @@ static const char *table_fault(const struct plan *plan, const struct param *para
 	return NULL;
 }
 
+/* What a table is of, and what its scale is called after. */
+static const char *view_names(struct checking *checking, struct tables_view *view, uint32_t index)
+{
+	const struct manifest *rollout = checking->plan->input.rollout;
+	const struct plan_table *table = &checking->plan->tables[view->rank].list[index];
+	const struct spot_param spot = {.peer = &view->peer, .param = &view->params[index]};
+	struct spot_tensor *lead = &view->leads[index];
+	struct table_view *mine = &view->tables[index];
+
+	view->names[index] = spot_tensor(&spot, table->piece);
+	uint32_t tensor = quantized_as(checking, table->piece->tensor, &view->names[index], lead);
+	if (tensor == NONE)
+		return "a table is of a tensor that no rollout quantizes";
+	mine->scheme = manifest_tensor_scheme(rollout, tensor);
+	mine->lead = manifest_tensor_lead(rollout, tensor);
+	lead->rule = manifest_tensor(rollout, mine->lead);
+	const uint32_t words[] = {mine->lead, (uint32_t)lead->layer, (uint32_t)lead->expert};
+	mine->key = digest_bytes(words, sizeof(words), 0);
+	return NULL;
+}
+
 /* A table as a piece whose elements are its blocks. */
 static const char *view_table(struct checking *checking, struct tables_view *view, uint32_t index)
 {
@@ -135,14 +161,11 @@ static const char *view_table(struct checking *checking, struct tables_view *vie
 	struct piece *piece = &view->pieces[index];
 	struct table_view *mine = &view->tables[index];
 
+	if (fault == NULL)
+		fault = view_names(checking, view, index);
 	if (fault != NULL)
 		return fault;
-	const struct spot_param spot = {.peer = &view->peer, .param = &view->params[index]};
-	view->names[index] = spot_tensor(&spot, table->piece);
 	const struct tensor_rule *rule = view->names[index].rule;
-	mine->scheme = scheme_of(checking, table->piece->tensor, &view->names[index]);
-	if (mine->scheme == NULL)
-		return "a table is of a tensor that no rollout quantizes";
 	bool one = mine->scheme->kind == SCHEME_TENSOR;
 	if (table->blocks->dim_count != (one ? 1 : rule->dim_count))
 		return "a table has other dims than its tensor";
@@ -168,26 +191,77 @@ static const char *view_table(struct checking *checking, struct tables_view *vie
 	return NULL;
 }
 
+uint32_t check_table_member(const struct tables_view *view, uint32_t first,
+			    const struct spot_tensor *name)
+{
+	const struct spot_param spot = {.peer = &view->peer, .names = view->names};
+
+	for (uint32_t i = first; i < view->table_count && view->tables[i].group == first; i++)
+		if (account_same_tensor(&spot, &view->pieces[i], name))
+			return i;
+	return NONE;
+}
+
+/*
+ * How a table lies to the one before it: under the same scale, on the same entry, or behind it.
+ * Scales of several tensors are remembered, so that none has tables in two places.
+ */
+static int place_table(struct checking *checking, struct tables_view *view, uint32_t index,
+		       const char **fault)
+{
+	const struct manifest *rollout = checking->plan->input.rollout;
+	const struct plan_table *table = &checking->plan->tables[view->rank].list[index];
+	struct table_view *mine = &view->tables[index];
+	bool after = index > 0 && mine->kind == mine[-1].kind;
+	bool fused = manifest_tensor_fellow(rollout, mine->lead) != mine->lead;
+
+	mine->group = index;
+	if (index > 0 && mine->kind < mine[-1].kind)
+		*fault = "tables aren't in the order of their buckets";
+	if (after && fused && mine->key == mine[-1].key) {
+		uint32_t first = mine[-1].group;
+		if (table->first != table[-1].first)
+			*fault = "one scale has tables in two places";
+		if (check_table_member(view, first, &view->names[index]) != NONE)
+			*fault = "one tensor has two tables";
+		mine->group = first;
+		return 0;
+	}
+	if (after && table->first < mine[-1].end)
+		*fault = "two tables lie on one place";
+	if (!fused)
+		return 0;
+	if (idmap_get(&view->by_key, mine->key) != NONE) {
+		*fault = "one scale has tables in two places";
+		return 0;
+	}
+	return idmap_put(&view->by_key, mine->key, index);
+}
+
 /* The tables of a kind as the form of one param; the kind's length in entries. */
 static int view_kind(struct checking *checking, struct tables_view *view, uint32_t kind,
 		     uint32_t first, uint32_t end, uint64_t *entries_out)
 {
 	struct kind_view *mine = &view->kinds[kind];
+	struct piece *pieces = arena_array(&checking->arena, end - first, sizeof(*pieces));
 	struct reach *reach = arena_array(&checking->arena, end - first, sizeof(*reach));
 	uint64_t entries = 0;
+	uint32_t count = 0;
 
-	for (uint32_t i = first; i < end; i++)
-		entries = MAX(entries, view->tables[i].end);
-	*entries_out = entries;
-	if (reach == NULL)
+	if (reach == NULL || pieces == NULL)
 		return plan_no_memory(checking->err);
-	mine->first = first;
+	for (uint32_t i = first; i < end; i++) {
+		entries = MAX(entries, view->tables[i].end);
+		if (view->tables[i].group == i)
+			pieces[count++] = view->pieces[i];
+	}
+	*entries_out = entries;
 	mine->form = (struct form){.dim_count = 1,
 				   .dim = {entries},
 				   .element_count = entries,
 				   .covered_count = entries,
-				   .piece_count = end - first,
-				   .pieces = view->pieces + first};
+				   .piece_count = count,
+				   .pieces = pieces};
 	mine->param = (struct param){.layer = -1,
 				     .expert = -1,
 				     .slot = -1,
@@ -196,7 +270,7 @@ static int view_kind(struct checking *checking, struct tables_view *view, uint32
 				     .bytes = entries * ws_dtype_bytes(WS_U32)};
 	account_reach(&mine->form, reach);
 	mine->spot = (struct spot_param){
-		.peer = &view->peer, .param = &mine->param, .reach = reach, .names = view->names};
+		.peer = &view->peer, .param = &mine->param, .reach = reach, .names = view->leads};
 	return 0;
 }
 
@@ -216,13 +290,11 @@ static int view_fill(struct checking *checking, struct tables_view *view, const 
 	vec_release(&runs);
 	for (uint32_t i = 0; rc == 0 && i < tables->count; i++) {
 		*fault = view_table(checking, view, i);
-		if (*fault == NULL && i > 0 &&
-		    (tables->list[i].kind < tables->list[i - 1].kind ||
-		     (tables->list[i].kind == tables->list[i - 1].kind &&
-		      tables->list[i].first < view->tables[i - 1].end)))
-			*fault = "two tables lie on one place";
+		if (*fault == NULL && place_table(checking, view, i, fault) != 0)
+			rc = plan_no_memory(checking->err);
 		if (*fault != NULL)
 			return 0;
+		view->table_count = i + 1;
 	}
 	for (uint32_t first = 0, end; rc == 0 && first < tables->count; first = end) {
 		uint32_t kind = tables->list[first].kind;
@@ -262,25 +334,16 @@ static int view_rules(struct checking *checking, struct tables_view *view)
 	return 0;
 }
 
-static uint64_t name_key(uint32_t tensor, const struct spot_tensor *name)
+int check_table_find(struct tables_view *view, uint64_t key, uint32_t *table_out)
 {
-	const uint32_t words[] = {tensor, (uint32_t)name->layer, (uint32_t)name->expert};
-
-	return digest_bytes(words, sizeof(words), 0);
-}
-
-int check_table_find(struct checking *checking, struct tables_view *view, uint32_t tensor,
-		     const struct spot_tensor *name, uint32_t *table_out)
-{
-	bool made = view->by_name.count > 0;
-
-	for (uint32_t i = 0; !made && i < checking->plan->tables[view->rank].count; i++) {
-		uint64_t key = name_key(view->pieces[i].tensor, &view->names[i]);
-		if (idmap_get(&view->by_name, key) == NONE &&
-		    idmap_put(&view->by_name, key, i) != 0)
+	for (uint32_t i = 0; !view->by_key_is_whole && i < view->table_count; i++) {
+		const struct table_view *table = &view->tables[i];
+		if (idmap_get(&view->by_key, table->key) == NONE &&
+		    idmap_put(&view->by_key, table->key, table->group) != 0)
 			return -ENOMEM;
 	}
-	*table_out = idmap_get(&view->by_name, name_key(tensor, name));
+	view->by_key_is_whole = true;
+	*table_out = idmap_get(&view->by_key, key);
 	return 0;
 }
 
@@ -305,18 +368,20 @@ int check_tables(struct checking *checking, uint32_t trainer, struct tables_view
 	*out = view;
 	if (view->known)
 		return 0;
-	size_t count = plan->tables[trainer].count;
+	uint32_t count = plan->tables[trainer].count;
 	view->rank = trainer;
 	view->peer = (struct peer){.manifest = plan->input.trainer, .rank = trainer};
 	view->params = arena_array(&checking->arena, count, sizeof(*view->params));
 	view->pieces = arena_array(&checking->arena, count, sizeof(*view->pieces));
 	view->names = arena_array(&checking->arena, count, sizeof(*view->names));
+	view->leads = arena_array(&checking->arena, count, sizeof(*view->leads));
 	view->tables = arena_array(&checking->arena, count, sizeof(*view->tables));
 	view->kinds = arena_array(&checking->arena, plan->kind_count, sizeof(*view->kinds));
 	view->rule_of = arena_array(&checking->arena, manifest_tensor_count(plan->input.trainer),
 				    sizeof(*view->rule_of));
 	if (view->params == NULL || view->rule_of == NULL || view->pieces == NULL ||
-	    view->names == NULL || view->tables == NULL || view->kinds == NULL)
+	    view->names == NULL || view->leads == NULL || view->tables == NULL ||
+	    view->kinds == NULL)
 		return plan_no_memory(checking->err);
 	int rc = view_fill(checking, view, &fault);
 	if (rc == 0)

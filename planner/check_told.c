@@ -10,7 +10,8 @@
 
 #include "planner/check.h"
 
-/* Boxes of one table: elements that were looked through, or blocks that were told. */
+/* Boxes of one table: elements that were looked through, or blocks that were told (of the first
+ * under the scale). */
 struct known_box {
 	uint32_t table, teller;
 	struct box box;
@@ -67,12 +68,10 @@ static size_t known_first(const struct vec *list, uint32_t table)
 
 /* ---- Regions. */
 
-/* The elements of blocks. */
-static struct box region_of(const struct tables_view *view, uint32_t table,
+/* The elements of blocks of a tensor under the table's scale. */
+static struct box region_of(const struct table_view *mine, const struct tensor_rule *rule,
 			    const struct box *blocks)
 {
-	const struct tensor_rule *rule = view->names[table].rule;
-	const struct table_view *mine = &view->tables[table];
 	struct box region = {.dim_count = rule->dim_count};
 
 	for (uint32_t d = 0; d < rule->dim_count; d++) {
@@ -207,19 +206,21 @@ static int holdings_add(struct checking *checking, struct vec *boxes,
 }
 
 /* The same of another rank's, which must have a table of the tensor to tell anything. */
-static int teller_add(struct told *told, uint32_t teller, uint32_t table, const struct box *blocks)
+static int teller_add(struct told *told, uint32_t teller, const struct table_view *mine,
+		      const struct spot_tensor *name, const struct box *blocks)
 {
-	const struct spot_tensor *name = &told->view->names[table];
-	uint32_t tensor = told->view->pieces[table].tensor, other;
 	struct tables_view *view;
+	uint32_t other;
 	int rc = check_tables(told->checking, teller, &view);
 
 	if (rc != 0 || view == NULL)
 		return rc;
-	rc = check_table_find(told->checking, view, tensor, name, &other);
+	rc = check_table_find(view, mine->key, &other);
+	if (rc == 0 && other != NONE)
+		other = check_table_member(view, other, name);
 	if (rc != 0 || other == NONE)
 		return rc;
-	struct box region = region_of(told->view, table, blocks);
+	struct box region = region_of(mine, name->rule, blocks);
 	return holdings_add(told->checking, &told->boxes, view, other, &region);
 }
 
@@ -233,9 +234,10 @@ static int known_add(struct vec *list, const struct tables_view *view, uint32_t 
 
 	if (known == NULL)
 		return -ENOMEM;
-	*known = (struct known_box){.table = view->kinds[kind].first + claim->piece,
-				    .teller = teller,
-				    .box = claim->box};
+	*known = (struct known_box){
+		.table = (uint32_t)view->kinds[kind].form.pieces[claim->piece].slot,
+		.teller = teller,
+		.box = claim->box};
 	for (uint32_t d = 0; d < claim->box.dim_count; d++)
 		known->box.offset[d] += view->pieces[known->table].offset[d];
 	return 0;
@@ -341,9 +343,9 @@ static int locals_walk(struct told *told)
 
 /* ---- The proof. */
 
-static void tell(struct told *told, uint32_t table, const struct box *region, const char *what)
+static void tell(struct told *told, const struct spot_tensor *tensor, const struct box *region,
+		 const char *what)
 {
-	const struct spot_tensor *tensor = &told->view->names[table];
 	char name[512], member[96], box[160];
 
 	tensor_name(tensor->rule, tensor->layer, tensor->expert, name, sizeof(name));
@@ -366,56 +368,86 @@ static int own_add(struct told *told, uint32_t table, const struct box *region)
 	return 0;
 }
 
-/* Each block that is needed is known whole. */
-static int check_needs(struct told *told, uint32_t table)
+/* Whether a block of one of the tensors under a scale is known whole: 0 or 1, -ENOMEM. */
+static int knows(struct told *told, uint32_t first, const struct spot_tensor *name,
+		 const struct box *blocks)
 {
+	const struct table_view *mine = &told->view->tables[first];
 	const struct known_box *list = told->told.items;
-	const struct box_node *nodes = told->checking->boxes.items;
+	const struct box region = region_of(mine, name->rule, blocks);
+	uint32_t table = check_table_member(told->view, first, name);
+	int rc = 0;
 
-	for (uint32_t n = told->view->tables[table].needs; n != 0; n = nodes[n - 1].next) {
-		const struct box region = region_of(told->view, table, &nodes[n - 1].box);
-		told->boxes.count = 0;
-		int rc = own_add(told, table, &region);
-		for (size_t i = known_first(&told->told, table);
-		     rc == 0 && i < told->told.count && list[i].table == table; i++)
-			rc = teller_add(told, list[i].teller, table, &list[i].box);
-		if (rc == 0)
-			rc = boxes_cover(told, &region);
-		if (rc < 0)
-			return rc;
-		if (rc == 0) {
-			tell(told, table, &region, "doesn't learn the maxima of all");
-			return 0;
-		}
-	}
-	return 0;
+	told->boxes.count = 0;
+	if (table != NONE)
+		rc = own_add(told, table, &region);
+	for (size_t i = known_first(&told->told, first);
+	     rc == 0 && i < told->told.count && list[i].table == first; i++)
+		rc = teller_add(told, list[i].teller, mine, name, &list[i].box);
+	if (rc == 0)
+		rc = boxes_cover(told, &region);
+	if (rc == 0)
+		tell(told, name, &region, "doesn't learn the maxima of all");
+	return rc;
 }
 
-/* What is told is found: all that the trainer holds of it. */
+/* Each block that is needed is known whole, of all tensors that are under its scale. */
+static int check_needs(struct told *told, uint32_t first)
+{
+	const struct manifest *rollout = told->checking->plan->input.rollout;
+	const struct box_node *nodes = told->checking->boxes.items;
+	const struct table_view *mine = &told->view->tables[first];
+	struct spot_tensor name = told->view->leads[first];
+	uint32_t tensor = mine->lead;
+	int rc = 1;
+
+	for (uint32_t n = mine->needs; rc == 1 && n != 0; n = nodes[n - 1].next)
+		do {
+			name.rule = manifest_tensor(rollout, tensor);
+			rc = knows(told, first, &name, &nodes[n - 1].box);
+			tensor = manifest_tensor_fellow(rollout, tensor);
+		} while (rc == 1 && tensor != mine->lead);
+	return MIN(rc, 0);
+}
+
+/* What is told of a table is found: all that the trainer holds of it. */
+static int tells_found(struct told *told, uint32_t table, const struct box *blocks)
+{
+	const struct spot_tensor *name = &told->view->names[table];
+	const struct box region = region_of(&told->view->tables[table], name->rule, blocks);
+	struct vec held = {0};
+
+	told->boxes.count = 0;
+	int rc = holdings_add(told->checking, &held, told->view, table, &region);
+	if (rc == 0)
+		rc = own_add(told, table, &region);
+	for (size_t h = 0; rc == 0 && h < held.count; h++) {
+		const struct box *box = (const struct box *)held.items + h;
+		int covered = boxes_cover(told, box);
+		rc = MIN(covered, 0);
+		if (covered != 0)
+			continue;
+		tell(told, name, box, "tells maxima that it hasn't found,");
+		break;
+	}
+	vec_release(&held);
+	return rc;
+}
+
 static int check_tells(struct told *told)
 {
 	const struct known_box *tells = told->tells.items;
-	struct vec held = {0};
+	const struct tables_view *view = told->view;
 	int rc = 0;
 
-	for (size_t i = 0; rc == 0 && i < told->tells.count; i++) {
-		uint32_t table = tells[i].table;
-		const struct box region = region_of(told->view, table, &tells[i].box);
-		held.count = told->boxes.count = 0;
-		rc = holdings_add(told->checking, &held, told->view, table, &region);
-		if (rc == 0)
-			rc = own_add(told, table, &region);
-		for (size_t h = 0; rc == 0 && h < held.count; h++) {
-			const struct box *box = (const struct box *)held.items + h;
-			int covered = boxes_cover(told, box);
-			rc = MIN(covered, 0);
-			if (covered != 0)
-				continue;
-			tell(told, table, box, "tells maxima that it hasn't found,");
-			break;
+	for (size_t i = 0; i < told->tells.count; i++) {
+		uint32_t first = tells[i].table;
+		for (uint32_t t = first; rc == 0 && t < view->table_count; t++) {
+			if (view->tables[t].group != first)
+				break;
+			rc = tells_found(told, t, &tells[i].box);
 		}
 	}
-	vec_release(&held);
 	return rc;
 }
 

@@ -217,8 +217,9 @@ struct manifest {
 	struct quant_scheme *schemes;
 	uint32_t *scale_of; /* by listed tensor: that of its scale, or UINT32_MAX */
 	const struct quant_scheme **tensor_scheme; /* likewise: by which it is quantized */
-	struct rule *rules;			   /* owned; grows while parsing */
-	struct memo *memo;			   /* owned; the one part that changes later */
+	uint32_t *fellow;   /* likewise: the next under its scale, in a ring */
+	struct rule *rules; /* owned; grows while parsing */
+	struct memo *memo;  /* owned; the one part that changes later */
 	uint32_t world, tensor_count, tensor_mask, mesh_count, binding_count, set_count;
 	uint32_t stage_layer_count, lists_count, cast_count, scheme_count, rule_count, rule_room;
 	enum side side;
@@ -305,6 +306,16 @@ uint32_t rule_expert_count(const struct manifest *manifest, const struct rule *r
 /* quant.c: "schemes", and scales. */
 void parse_schemes(struct parse *parse, const struct json *json);
 const struct quant_scheme *scheme_find(const struct manifest *manifest, const char *name);
+/* The canonical scale of a weight: one that the manifest lists (a quantized checkpoint's), or a
+ * derived one.  UINT32_MAX and a finding where a listed one can't be it. */
+uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *scheme, const char *where,
+		      uint32_t weight);
+/* The one that the manifest lists, or UINT32_MAX. */
+uint32_t scale_listed(const struct manifest *manifest, const struct quant_scheme *scheme,
+		      uint32_t weight);
+/* fused.c: every tensor below an expression gets its scale; once, also for several params. */
+bool scale_tensors(struct parse *parse, const struct quant_scheme *scheme, const char *where,
+		   const struct expr *expr);
 /* Adds the scale of a quantized weight, behind it: derived tensors and a rule.  Findings "quant"
  * and "block". */
 void add_scale_rule(struct parse *parse, uint32_t weight, uint32_t *visits_left);

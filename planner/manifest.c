@@ -99,6 +99,18 @@ const struct quant_scheme *manifest_tensor_scheme(const struct manifest *manifes
 	return manifest->tensors[tensor].is_scale ? NULL : manifest->tensor_scheme[tensor];
 }
 
+uint32_t manifest_tensor_fellow(const struct manifest *manifest, uint32_t tensor)
+{
+	return manifest_tensor_scheme(manifest, tensor) == NULL ? tensor : manifest->fellow[tensor];
+}
+
+uint32_t manifest_tensor_lead(const struct manifest *manifest, uint32_t tensor)
+{
+	return manifest_tensor_scheme(manifest, tensor) == NULL
+		       ? tensor
+		       : manifest->tensors[manifest->scale_of[tensor]].weight_tensor;
+}
+
 /* Index of a rank in a rule's rows; row_forms.count where it has none. */
 static uint32_t row_find(const struct row_forms *rows, uint32_t rank)
 {

@@ -230,10 +230,12 @@ static void parse_tensors(struct parse *parse, const struct json *json)
 	manifest->tensors = parse_alloc(parse, room, sizeof(*manifest->tensors));
 	manifest->scale_of = parse_alloc(parse, json->count, sizeof(*manifest->scale_of));
 	manifest->tensor_scheme = parse_alloc(parse, json->count, sizeof(struct quant_scheme *));
+	manifest->fellow = parse_alloc(parse, json->count, sizeof(*manifest->fellow));
 	if (manifest->tensors == NULL || manifest->scale_of == NULL ||
-	    manifest->tensor_scheme == NULL)
+	    manifest->tensor_scheme == NULL || manifest->fellow == NULL)
 		return;
 	memset(manifest->scale_of, 0xff, json->count * sizeof(*manifest->scale_of));
+	memset(manifest->fellow, 0xff, json->count * sizeof(*manifest->fellow));
 	uint32_t index = 0;
 	for (const struct json *it = json->first; it != NULL; it = it->next, index++) {
 		struct tensor_rule rule = {0};

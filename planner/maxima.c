@@ -8,8 +8,10 @@
  *           maxima of the blocks that the cell touches
  *   locals  the boxes in which the planned trainer finds maxima: of blocks that it needs, or tells
  *
- * Units that follow each other with the same holders and the same needs (the experts of a layer)
- * are one: what holds for the first is repeated with the step of their tables.
+ * Units under one scale have one table, and are one here: a need of one of them, under the name of
+ * the lead, is of them all.  Units that follow each other with the same holders and the same needs
+ * (the experts of a layer) are one, too: what holds for the first is repeated with the step of
+ * their tables.
  */
 #include "planner/plan_internal.h"
 
@@ -24,7 +26,6 @@ struct share {
 struct stretch {
 	struct planning *planning;
 	uint32_t kind, unit, count;
-	const struct geometry *geometry;
 	struct vec needs;  /* of struct need: by rank, disjoint and in order */
 	struct vec next;   /* the same of the unit at hand */
 	struct vec boxes;  /* of struct box: scratch */
@@ -37,6 +38,7 @@ int maxima_need(struct planning *planning, uint32_t unit, uint32_t rank, const s
 {
 	uint32_t *last = &planning->need_last[rank];
 
+	unit = scales_lead(planning, unit);
 	if (*last > 0 && *last <= planning->needs.count) {
 		const struct need *before = (struct need *)planning->needs.items + *last - 1;
 		if (before->rank == rank && before->unit == unit &&
@@ -77,11 +79,17 @@ static int share_order(const void *a, const void *b)
 
 /* ---- Of one stretch. */
 
-/* Whether one box of the trainer's holds all of this one. */
-static bool holds(const struct stretch *stretch, uint32_t rank, const struct box *box)
+static const struct geometry *geometry_of(const struct planning *planning, uint32_t unit)
 {
-	const struct pattern *pattern = side_pattern(&stretch->planning->sides[SIDE_TRAINER],
-						     stretch->geometry->source_pattern);
+	return planning_geometry(planning, planning->unit_geometry[unit]);
+}
+
+/* Whether one box of the trainer's holds all of this one. */
+static bool holds(const struct stretch *stretch, const struct geometry *geometry, uint32_t rank,
+		  const struct box *box)
+{
+	const struct pattern *pattern =
+		side_pattern(&stretch->planning->sides[SIDE_TRAINER], geometry->source_pattern);
 	uint32_t lo = 0, hi = pattern->entry_count;
 	struct box common;
 
@@ -108,11 +116,11 @@ static uint32_t teller(const struct stretch *stretch, const struct cell *cell, u
 	return set->ranks[(uint64_t)receiver * set->count / plan->trainer_count];
 }
 
-/* What others tell the trainer about one box of blocks that it needs. */
-static int need_shares(struct stretch *stretch, const struct need *need)
+/* What others tell the trainer of a unit about one box of blocks that it needs. */
+static int need_shares(struct stretch *stretch, uint32_t unit, const struct need *need)
 {
 	const struct plan *plan = stretch->planning->plan;
-	const struct geometry *geometry = stretch->geometry;
+	const struct geometry *geometry = geometry_of(stretch->planning, unit);
 	struct box region = grid_elements(&geometry->grid, &need->blocks), common;
 
 	for (uint32_t c = 0; c < geometry->cell_count; c++) {
@@ -120,7 +128,7 @@ static int need_shares(struct stretch *stretch, const struct need *need)
 		if (cell->box.offset[0] >= region.offset[0] + region.extent[0])
 			break;
 		if (!box_intersect(&cell->box, &region, &common) ||
-		    holds(stretch, need->rank, &common))
+		    holds(stretch, geometry, need->rank, &common))
 			continue;
 		uint32_t sender = teller(stretch, cell, need->rank);
 		if (plan->self != PLAN_ALL && plan->self != sender && plan->self != need->rank)
@@ -185,8 +193,9 @@ static int local_blocks(struct stretch *stretch)
 	return boxes_unite(&stretch->boxes);
 }
 
-static int local_add(struct stretch *stretch, const struct plan_table *table,
-		     const struct holding *holding, const struct box *box)
+static int local_add(struct stretch *stretch, const struct grid *grid,
+		     const struct plan_table *table, const struct holding *holding,
+		     const struct box *box)
 {
 	struct plan *plan = stretch->planning->plan;
 	struct stored_local *stored = vec_add(&plan->locals, sizeof(*stored));
@@ -200,7 +209,7 @@ static int local_add(struct stretch *stretch, const struct plan_table *table,
 	local->param = holding->param;
 	local->from = holding->dtype;
 	local->dim_count = box->dim_count;
-	local->blocks = table_blocks(&stretch->geometry->grid, table, box);
+	local->blocks = table_blocks(grid, table, box);
 	for (uint32_t d = 0; d < box->dim_count; d++) {
 		local->extent[d] = box->extent[d];
 		local->src_stride[d] = holding->piece->stride[d] * (int64_t)bytes;
@@ -213,10 +222,11 @@ static int local_add(struct stretch *stretch, const struct plan_table *table,
 }
 
 /* The planned trainer's boxes of a unit, each once, as far as they are in its blocks. */
-static int unit_locals(struct stretch *stretch, uint32_t unit)
+static int own_locals(struct stretch *stretch, uint32_t unit)
 {
 	struct planning *planning = stretch->planning;
 	const struct box *blocks = stretch->boxes.items;
+	const struct grid *grid = &geometry_of(planning, unit)->grid;
 	uint32_t self = planning->plan->self, count;
 	const struct plan_table *table;
 	const struct holding *list;
@@ -236,25 +246,43 @@ static int unit_locals(struct stretch *stretch, uint32_t unit)
 				memcmp(list[j].piece->extent, whole.extent,
 				       whole.dim_count * sizeof(uint64_t)) == 0;
 		for (size_t b = 0; rc == 0 && !again && b < stretch->boxes.count; b++) {
-			struct box region = grid_elements(&stretch->geometry->grid, &blocks[b]);
+			struct box region = grid_elements(grid, &blocks[b]);
 			if (box_intersect(&whole, &region, &common) &&
-			    local_add(stretch, table, &list[i], &common) != 0)
+			    local_add(stretch, grid, table, &list[i], &common) != 0)
 				rc = plan_no_memory(stretch->err);
 		}
 	}
 	return rc;
 }
 
+/* The same of all units under its scale. */
+static int unit_locals(struct stretch *stretch, uint32_t lead)
+{
+	uint32_t unit = lead;
+	int rc;
+
+	do {
+		rc = own_locals(stretch, unit);
+		unit = scales_fellow(stretch->planning, unit);
+	} while (rc == 0 && unit != lead);
+	return rc;
+}
+
 /* All that follows from the stretch; it is empty then. */
 static int stretch_end(struct stretch *stretch)
 {
-	const struct plan *plan = stretch->planning->plan;
+	struct planning *planning = stretch->planning;
+	const struct plan *plan = planning->plan;
 	const struct need *needs = stretch->needs.items;
+	uint32_t unit = stretch->unit;
 	int rc = 0;
 
 	stretch->found.count = 0;
-	for (size_t i = 0; rc == 0 && i < stretch->needs.count; i++)
-		rc = need_shares(stretch, &needs[i]);
+	do {
+		for (size_t i = 0; rc == 0 && i < stretch->needs.count; i++)
+			rc = need_shares(stretch, unit, &needs[i]);
+		unit = scales_fellow(planning, unit);
+	} while (unit != stretch->unit);
 	if (rc == 0)
 		rc = stretch_unite(stretch);
 	if (rc == 0 && plan->self != PLAN_ALL)
@@ -298,10 +326,17 @@ static int unit_needs(struct stretch *stretch, size_t first, size_t end)
 static bool same_holders(const struct planning *planning, uint32_t a, uint32_t b)
 {
 	const uint32_t *patterns = planning->sides[SIDE_TRAINER].unit_pattern;
-	const struct geometry *x = planning_geometry(planning, planning->unit_geometry[a]);
-	const struct geometry *y = planning_geometry(planning, planning->unit_geometry[b]);
+	uint32_t x = a, y = b;
 
-	return patterns[a] == patterns[b] && memcmp(&x->grid, &y->grid, sizeof(x->grid)) == 0;
+	do {
+		if (patterns[x] != patterns[y] ||
+		    memcmp(&geometry_of(planning, x)->grid, &geometry_of(planning, y)->grid,
+			   sizeof(struct grid)) != 0)
+			return false;
+		x = scales_fellow(planning, x);
+		y = scales_fellow(planning, y);
+	} while (x != a && y != b);
+	return x == a && y == b;
 }
 
 /* Whether the unit at hand goes on where the stretch ends. */
@@ -343,7 +378,6 @@ static int stretches_walk(struct stretch *stretch)
 		stretch->next = swap;
 		stretch->unit = unit;
 		stretch->count = 1;
-		stretch->geometry = planning_geometry(planning, planning->unit_geometry[unit]);
 	}
 	return rc == 0 ? stretch_end(stretch) : rc;
 }

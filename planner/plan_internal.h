@@ -384,6 +384,10 @@ int match_walk(struct planning *planning, enum side side, uint32_t rank, visit_f
 int scales_make(struct planning *planning, struct ws_error *err);
 /* The weight that a unit is the scale of, or NONE. */
 uint32_t scales_weight(const struct planning *planning, uint32_t unit);
+/* The weight whose name the scale has that this one is under, and the next weight under it, in a
+ * ring; a weight alone is both. */
+uint32_t scales_lead(const struct planning *planning, uint32_t unit);
+uint32_t scales_fellow(const struct planning *planning, uint32_t unit);
 
 /* ---- fanout.c */
 /* Cuts the target patterns' entries down to what trainers write. */

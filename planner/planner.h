@@ -36,8 +36,9 @@ struct tensor_rule {
 	int32_t layer_lo, layer_hi;   /* [lo, hi); -1, -1 where the name has no {L} */
 	int32_t expert_lo, expert_hi; /* likewise for {E} */
 	bool is_scale;		      /* derived: the scales that a scheme makes of a weight */
-	uint32_t weight_tensor; /* if is_scale: the rule of that weight, on this side; dims are
-				 * the weight's divided by the scheme's block, rounded up */
+	uint32_t weight_tensor; /* if is_scale: the rule of that weight, on this side; of several
+				 * the lead.  Dims are the weight's divided by the scheme's block,
+				 * rounded up */
 };
 
 /* Writes the name with layer and expert put in; returns its length (as snprintf). */
@@ -135,6 +136,10 @@ const struct param_rule *manifest_rule(const struct manifest *manifest, uint32_t
 const struct quant_scheme *manifest_scheme(const struct manifest *manifest, uint32_t rule);
 /* The scheme by which params of this manifest quantize a weight's tensor; NULL where none does. */
 const struct quant_scheme *manifest_tensor_scheme(const struct manifest *manifest, uint32_t tensor);
+/* Weights that a param fuses may be under one scale, that of the largest of them all: the next one
+ * of those, in a ring; and the one that the scale is called after.  A weight alone is both. */
+uint32_t manifest_tensor_fellow(const struct manifest *manifest, uint32_t tensor);
+uint32_t manifest_tensor_lead(const struct manifest *manifest, uint32_t tensor);
 
 /* The rule evaluated at a rank; memoised; *form_out belongs to the manifest.  NULL where the
  * rank has no such param (its stage holds none of its layers, or a rows manifest says so).

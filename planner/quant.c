@@ -195,17 +195,24 @@ static int scale_dim(const struct tensor_rule *rule, struct view *view, uint32_t
 	return 0;
 }
 
-/* Per tensor: one value for each tensor, in the order they were named, below the expert. */
+/* Whether both are of one expert; where there is a stack, at one place of it. */
+static bool same_slot(const struct view *a, const struct view *b, bool stacks)
+{
+	return a->slot == b->slot && (!stacks || a->at[0] == b->at[0]);
+}
+
+/* Per tensor: one value for all tensors of an expert that share it; values of their own stand in
+ * the order in which the tensors were named. */
 static void scale_whole_tensors(struct views *views, struct shape *shape, bool stacks)
 {
 	uint32_t kept = 0, most = 0, ordinal = 0;
 	for (uint32_t i = 0; i < views->count; i++) {
 		const struct view view = views->list[i];
 		bool again = false;
-		if (kept == 0 || views->list[kept - 1].slot != view.slot)
+		if (kept == 0 || !same_slot(&views->list[kept - 1], &view, stacks))
 			ordinal = 0;
-		for (uint32_t j = kept; j > 0 && views->list[j - 1].slot == view.slot && !again;
-		     j--)
+		for (uint32_t j = kept;
+		     j > 0 && same_slot(&views->list[j - 1], &view, stacks) && !again; j--)
 			again = views->list[j - 1].tensor == view.tensor;
 		if (again)
 			continue;
@@ -315,10 +322,17 @@ int views_scale(struct views *views, struct shape *shape, const struct scaling *
 
 /* ---- The scale's tensors and rule. */
 
-/* The canonical scale of a weight: one that the manifest lists (a quantized checkpoint's), or a
- * derived one.  UINT32_MAX and a finding where a listed one can't be it. */
-static uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *scheme,
-			     const char *where, uint32_t weight)
+uint32_t scale_listed(const struct manifest *manifest, const struct quant_scheme *scheme,
+		      uint32_t weight)
+{
+	const struct tensor_rule *of = &manifest->tensors[weight];
+	char name[2 * NAME_BYTES_MAX];
+	snprintf(name, sizeof(name), "%s%s", of->name, scheme->suffix);
+	return tensor_find(manifest, name, of->layer_lo);
+}
+
+uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *scheme, const char *where,
+		      uint32_t weight)
 {
 	struct manifest *manifest = parse->manifest;
 	const struct tensor_rule *of = &manifest->tensors[weight];
@@ -334,7 +348,7 @@ static uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *sch
 		want.dim_count = 1;
 		want.dim[0] = 1;
 	}
-	uint32_t listed = tensor_find(manifest, name, of->layer_lo);
+	uint32_t listed = scale_listed(manifest, scheme, weight);
 	if (listed == UINT32_MAX) {
 		want.name = parse_copy(parse, name);
 		manifest->tensors[manifest->tensor_count] = want;
@@ -354,31 +368,6 @@ static uint32_t scale_tensor(struct parse *parse, const struct quant_scheme *sch
 	is->is_scale = true;
 	is->weight_tensor = weight;
 	return listed;
-}
-
-/* Every tensor below an expression gets its scale; once, also for several params. */
-static bool scale_tensors(struct parse *parse, const struct quant_scheme *scheme, const char *where,
-			  const struct expr *expr)
-{
-	struct manifest *manifest = parse->manifest;
-	for (uint32_t i = 0; i < expr->child_count; i++) {
-		if (!scale_tensors(parse, scheme, where, expr->child[i]))
-			return false;
-	}
-	if (expr->op != OP_T)
-		return true;
-	uint32_t *scale = &manifest->scale_of[expr->tensor];
-	if (*scale == UINT32_MAX) {
-		*scale = scale_tensor(parse, scheme, where, expr->tensor);
-		manifest->tensor_scheme[expr->tensor] = scheme;
-	} else if (manifest->tensor_scheme[expr->tensor] != scheme) {
-		findings_add(&parse->found, "quant", where,
-			     "'%s' is quantized by '%s' here and by '%s' elsewhere",
-			     expr->rule->name, scheme->name,
-			     manifest->tensor_scheme[expr->tensor]->name);
-		return false;
-	}
-	return *scale != UINT32_MAX;
 }
 
 struct scaling scaling_of(const struct manifest *manifest, const struct rule *rule)

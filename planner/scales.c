@@ -20,6 +20,34 @@ uint32_t scales_weight(const struct planning *planning, uint32_t unit)
 			     layer, expert);
 }
 
+/* A unit of the same layer and expert, of another tensor of the rollout's. */
+static uint32_t unit_beside(const struct planning *planning, uint32_t unit, uint32_t tensor)
+{
+	const struct side_index *side = &planning->sides[SIDE_ROLLOUT];
+	int32_t layer, expert;
+
+	match_unit(planning, unit, &layer, &expert);
+	return match_unit_of(planning, side, tensor, layer, expert);
+}
+
+uint32_t scales_lead(const struct planning *planning, uint32_t unit)
+{
+	const struct side_index *side = &planning->sides[SIDE_ROLLOUT];
+	uint32_t tensor = side->unit_tensor[unit];
+	uint32_t lead = tensor == NONE ? NONE : manifest_tensor_lead(side->manifest, tensor);
+
+	return lead == tensor ? unit : unit_beside(planning, unit, lead);
+}
+
+uint32_t scales_fellow(const struct planning *planning, uint32_t unit)
+{
+	const struct side_index *side = &planning->sides[SIDE_ROLLOUT];
+	uint32_t tensor = side->unit_tensor[unit];
+	uint32_t fellow = tensor == NONE ? NONE : manifest_tensor_fellow(side->manifest, tensor);
+
+	return fellow == tensor ? unit : unit_beside(planning, unit, fellow);
+}
+
 /* The whole canonical scale, row-major: what a derived source is read from. */
 static const struct piece *scale_piece(struct planning *planning, const struct tensor_rule *scale)
 {
@@ -56,8 +84,6 @@ static int pattern_derive(struct planning *planning, uint32_t unit, uint32_t wei
 	struct entry *entries =
 		arena_array(&planning->arena, weight->entry_count, sizeof(*entries));
 	const struct piece *piece = scale_piece(planning, scale);
-	char name[256];
-	bool told = false;
 
 	if (derived == NULL || entries == NULL || piece == NULL)
 		return -ENOMEM;
@@ -71,15 +97,37 @@ static int pattern_derive(struct planning *planning, uint32_t unit, uint32_t wei
 		entries[i].box = grid_touched(&grid, &weight->entries[i].box);
 		entries[i].piece = piece;
 		entries[i].dtype = scale->dtype;
-		if (told || quantizable(weight->entries[i].dtype))
-			continue;
-		told = true;
-		match_unit_name(planning, unit, name, sizeof(name));
-		findings_add(planning->findings, "quant", name,
-			     "'%s' comes out of quantizing f32, bf16 or f16, and the trainer's "
-			     "weight is %s",
-			     name, ws_dtype_name(weight->entries[i].dtype));
 	}
+	return 0;
+}
+
+/* All weights under a scale must be such that it can be made of them; each pattern is looked at
+ * once. */
+static int weights_check(struct planning *planning, struct idmap *seen, uint32_t scale,
+			 uint32_t weight)
+{
+	const struct side_index *source = &planning->sides[SIDE_TRAINER];
+	uint32_t unit = weight;
+	char name[256];
+
+	do {
+		uint32_t index = source->unit_pattern[unit];
+		bool known = index == NONE || idmap_get(seen, index) != NONE;
+		if (!known && idmap_put(seen, index, 0) != 0)
+			return -ENOMEM;
+		const struct pattern *pattern = known ? NULL : side_pattern(source, index);
+		for (uint32_t i = 0; pattern != NULL && i < pattern->entry_count; i++) {
+			if (quantizable(pattern->entries[i].dtype))
+				continue;
+			match_unit_name(planning, scale, name, sizeof(name));
+			findings_add(planning->findings, "quant", name,
+				     "'%s' comes out of quantizing f32, bf16 or f16, and the "
+				     "trainer's weight is %s",
+				     name, ws_dtype_name(pattern->entries[i].dtype));
+			break;
+		}
+		unit = scales_fellow(planning, unit);
+	} while (unit != weight);
 	return 0;
 }
 
@@ -87,7 +135,7 @@ int scales_make(struct planning *planning, struct ws_error *err)
 {
 	struct side_index *source = &planning->sides[SIDE_TRAINER];
 	const struct side_index *target = &planning->sides[SIDE_ROLLOUT];
-	struct idmap map = {0};
+	struct idmap map = {0}, seen = {0};
 	int rc = 0;
 
 	if (manifest_quant(target->manifest) == NULL)
@@ -107,8 +155,11 @@ int scales_make(struct planning *planning, struct ws_error *err)
 			if (rc == 0)
 				rc = idmap_put(&map, key, derived);
 		}
+		if (rc == 0)
+			rc = weights_check(planning, &seen, unit, weight);
 		source->unit_pattern[unit] = derived;
 	}
 	idmap_release(&map);
+	idmap_release(&seen);
 	return rc == 0 ? 0 : plan_no_memory(err);
 }

@@ -2,9 +2,10 @@
 /*
  * Where maxima lie.  A trainer has a table for each weight that it holds a part of and that is
  * quantized on the way: an entry per block, row-major over the smallest box of blocks that all its
- * boxes of the weight lie in.  Tables of a bucket lie one behind the other, by unit, and buckets
- * too; so offsets inside a bucket are the same in all layers alike, and equal tables of units that
- * follow each other (the experts of a layer) are equally far apart.
+ * boxes of the weight lie in.  Weights under one scale (fused.c) share the place of their one
+ * entry. Tables of a bucket lie one behind the other, by unit, and buckets too; so offsets inside a
+ * bucket are the same in all layers alike, and equal tables of units that follow each other (the
+ * experts of a layer) are equally far apart.
  */
 #include "planner/plan_internal.h"
 
@@ -80,18 +81,68 @@ static const struct geometry *quantized_of(const struct planning *planning,
 				 planning->unit_geometry[scales_weight(planning, geometry->unit)]);
 }
 
+/* The blocks of a unit that a trainer has a table of; NULL: it has none. */
+static const struct box *blocks_of(const struct planning *planning, uint32_t unit, uint32_t rank)
+{
+	uint32_t index = planning->unit_geometry[unit];
+
+	if (index == NONE || planning->unit_kind[unit] == NONE)
+		return NULL;
+	return touched_by(planning_geometry(planning, index), rank);
+}
+
 static void flag_near(struct planning *planning, struct geometry *geometry)
 {
 	const struct geometry *weight = quantized_of(planning, geometry);
 	const struct box *mine = weight == NULL ? NULL : touched_by(weight, planning->plan->self);
 	struct box common;
 
+	if (weight != NULL && weight->grid.one)
+		return; /* flag_fellows */
 	for (uint32_t i = 0; mine != NULL && i < geometry->atom_count; i++) {
 		struct atom *atom = &geometry->atoms[i];
 		struct box blocks =
 			geometry->derived ? atom->box : grid_touched(&weight->grid, &atom->box);
 		atom->near = box_intersect(&blocks, mine, &common);
 	}
+}
+
+/* The unit whose table a unit of the layers planned has, if there is one scale for all of it, or if
+ * it is that scale; else NONE. */
+static uint32_t one_of(const struct planning *planning, uint32_t unit)
+{
+	if (planning->unit_kind[unit] == NONE)
+		return NONE;
+	const struct geometry *weight =
+		quantized_of(planning, planning_geometry(planning, planning->unit_geometry[unit]));
+	if (weight == NULL || !weight->grid.one)
+		return NONE;
+	uint32_t scaled = scales_weight(planning, unit);
+	return scales_lead(planning, scaled == NONE ? unit : scaled);
+}
+
+/* What is under one scale with something that the planned trainer holds is near, all of it. */
+static int flag_fellows(struct planning *planning)
+{
+	bool *mine = arena_array(&planning->arena, planning->unit_count, sizeof(*mine));
+
+	if (mine == NULL)
+		return -ENOMEM;
+	for (uint32_t unit = 0; unit < planning->unit_count; unit++) {
+		uint32_t lead = one_of(planning, unit);
+		if (lead != NONE && blocks_of(planning, unit, planning->plan->self) != NULL)
+			mine[lead] = true;
+	}
+	for (uint32_t unit = 0; unit < planning->unit_count; unit++) {
+		uint32_t lead = one_of(planning, unit);
+		if (lead == NONE || !mine[lead])
+			continue;
+		struct geometry *geometry =
+			planning_geometry(planning, planning->unit_geometry[unit]);
+		for (uint32_t i = 0; i < geometry->atom_count; i++)
+			geometry->atoms[i].near = true;
+	}
+	return 0;
 }
 
 int tables_begin(struct planning *planning)
@@ -116,26 +167,25 @@ int tables_begin(struct planning *planning)
 	}
 	for (size_t g = 0; plan->self < plan->trainer_count && g < planning->geometries.count; g++)
 		flag_near(planning, planning_geometry(planning, (uint32_t)g));
-	return 0;
+	return plan->self < plan->trainer_count ? flag_fellows(planning) : 0;
 }
 
-/* The blocks of a unit that a trainer has a table of; NULL: it has none. */
-static const struct box *blocks_of(const struct planning *planning, uint32_t unit, uint32_t rank)
-{
-	uint32_t index = planning->unit_geometry[unit];
-
-	if (index == NONE || planning->unit_kind[unit] == NONE)
-		return NULL;
-	return touched_by(planning_geometry(planning, index), rank);
-}
-
-static int table_order(const void *a, const void *b)
+/* Which tables are one. */
+static int lead_order(const void *a, const void *b)
 {
 	const struct plan_table *x = a, *y = b;
 
 	if (x->kind != y->kind)
 		return x->kind < y->kind ? -1 : 1;
-	return x->unit < y->unit ? -1 : x->unit > y->unit;
+	return x->lead < y->lead ? -1 : x->lead > y->lead;
+}
+
+static int table_order(const void *a, const void *b)
+{
+	const struct plan_table *x = a, *y = b;
+	int order = lead_order(a, b);
+
+	return order != 0 ? order : x->unit < y->unit ? -1 : x->unit > y->unit;
 }
 
 /* Lays the tables of each kind one behind the other, and the buckets. */
@@ -151,6 +201,10 @@ static int tables_lay(struct planning *planning, struct trainer_tables *tables)
 	}
 	for (uint32_t i = 0; i < tables->count; i++) {
 		struct plan_table *table = &tables->list[i];
+		if (i > 0 && lead_order(&table[-1], table) == 0) {
+			table->first = table[-1].first;
+			continue;
+		}
 		table->first = kinds[table->kind];
 		kinds[table->kind] += box_volume(table->blocks);
 	}
@@ -184,6 +238,7 @@ static int tables_list(struct planning *planning, uint32_t rank, struct trainer_
 			continue;
 		tables->list[count++] =
 			(struct plan_table){.kind = planning->unit_kind[list[i].unit],
+					    .lead = scales_lead(planning, list[i].unit),
 					    .unit = list[i].unit,
 					    .param = list[i].param,
 					    .piece = list[i].piece,
@@ -216,12 +271,12 @@ static int tables_of(struct planning *planning, uint32_t rank, const struct trai
 int table_of_unit(struct planning *planning, uint32_t rank, uint32_t unit,
 		  const struct plan_table **out, struct ws_error *err)
 {
-	const struct plan_table key = {.kind = planning->unit_kind[unit], .unit = unit};
+	const struct plan_table key = {.kind = planning->unit_kind[unit],
+				       .lead = scales_lead(planning, unit)};
 	const struct trainer_tables *tables;
 	int rc = tables_of(planning, rank, &tables, err);
 
-	*out = rc != 0 ? NULL
-		       : bsearch(&key, tables->list, tables->count, sizeof(key), table_order);
+	*out = rc != 0 ? NULL : bsearch(&key, tables->list, tables->count, sizeof(key), lead_order);
 	return rc;
 }
 

@@ -25,11 +25,12 @@ struct touched {
 	struct box blocks;
 };
 
-/* A trainer's maxima of one unit: row-major over the blocks that its boxes touch. */
+/* A trainer's maxima of one unit: row-major over the blocks that its boxes touch.  Units under one
+ * scale have their entry in common. */
 struct plan_table {
-	uint64_t first; /* entry, from where those of the bucket begin */
-	uint32_t kind, unit;
-	uint32_t param; /* and its piece: what it is of, at the layer planned */
+	uint64_t first;		   /* entry, from where those of the bucket begin */
+	uint32_t kind, lead, unit; /* lead: of the units under the scale */
+	uint32_t param;		   /* and its piece: what it is of, at the layer planned */
 	const struct piece *piece;
 	const struct box *blocks;
 };
@@ -37,7 +38,7 @@ struct plan_table {
 /* All of a trainer's; those of a bucket lie together, bucket after bucket. */
 struct trainer_tables {
 	bool known;
-	struct plan_table *list; /* by kind, then unit */
+	struct plan_table *list; /* by kind, lead, unit */
 	uint32_t count;
 	uint64_t *bucket; /* by bucket: where its begin, in bytes; and the end of all */
 };
@@ -67,7 +68,7 @@ struct box grid_touched(const struct grid *grid, const struct box *box);
 struct box grid_elements(const struct grid *grid, const struct box *blocks);
 /* Numbers the units by kind; flags what is near the planned trainer. */
 int tables_begin(struct planning *planning);
-/* The trainer's table of a unit that it holds. */
+/* The trainer's table of a unit that it holds, or of another one under the same scale. */
 int table_of_unit(struct planning *planning, uint32_t rank, uint32_t unit,
 		  const struct plan_table **out, struct ws_error *err);
 /* The table's blocks as a box whose elements are entries. */

@@ -98,6 +98,22 @@ static struct whole *piece_whole(struct maxima_world *world, uint32_t rank,
 	return whole_find(world, manifest_tensor(manifest, tensor), param->layer, expert, tensor);
 }
 
+/* What is under one scale with a rollout's piece: each gets the largest maximum. */
+static void piece_share(struct maxima_world *world, uint32_t rank, const struct param *param,
+			const struct piece *piece)
+{
+	const struct manifest *manifest = world->input.rollout;
+	const struct tensor_rule *rules[FELLOWS_MAX];
+	uint32_t count = whole_fellows(manifest, rank, param, piece, rules);
+	struct whole *own = piece_whole(world, rank, param, piece);
+	int32_t expert = param->expert;
+
+	if (piece->slot >= 0)
+		expert = param_expert(manifest, rank, param, piece->slot);
+	for (uint32_t i = 1; i < count; i++)
+		whole_share(own, whole_find(world, rules[i], param->layer, expert, 0));
+}
+
 /* A trainer's piece of a tensor that some rollout has; found by its name. */
 static void piece_fill(struct maxima_world *world, uint32_t rank, const struct param *param,
 		       const struct piece *piece, uint8_t *memory)
@@ -157,18 +173,21 @@ static void memory_make(struct maxima_world *world)
 	}
 }
 
-/* Rollouts' tensors first, since they know the schemes. */
+/* Rollouts' tensors first, since they know the schemes; then all are there, and may share. */
 static void memory_fill(struct maxima_world *world)
 {
-	for (uint32_t at = 0; at < world->members; at++) {
+	for (uint32_t at = 0; at < 2 * world->members; at++) {
 		uint32_t m = (at + world->trainers) % world->members, rank;
+		bool again = at >= world->members;
 		side_of(world, m, &rank);
 		for (uint32_t p = 0; p < world->params[m].count; p++) {
 			const struct param *param = &world->params[m].params[p];
 			for (uint32_t i = 0; i < param->form->piece_count; i++)
-				if (m >= world->trainers)
+				if (m >= world->trainers && again)
+					piece_share(world, rank, param, &param->form->pieces[i]);
+				else if (m >= world->trainers)
 					piece_whole(world, rank, param, &param->form->pieces[i]);
-				else
+				else if (!again)
 					piece_fill(world, rank, param, &param->form->pieces[i],
 						   world->memory[m][p]);
 		}

@@ -144,18 +144,24 @@ static void fill_piece(const struct scene *scene, const struct param *param, uin
 		       const struct piece *piece, uint8_t *memory)
 {
 	const struct manifest *manifest = scene->manifest;
-	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
-	const struct tensor_rule *weight =
-		rule->is_scale ? manifest_tensor(manifest, rule->weight_tensor) : rule;
-	struct whole whole;
+	const struct tensor_rule *rules[FELLOWS_MAX];
+	uint32_t count = whole_fellows(manifest, rank, param, piece, rules);
+	struct whole wholes[FELLOWS_MAX];
 	char name[512];
-	tensor_name(weight, param->layer, param_expert(manifest, rank, param, piece->slot), name,
-		    sizeof(name));
-	whole_open(&whole, weight, scene->trained, manifest_scheme(manifest, param->rule));
-	whole_read(scene, &whole, name);
-	whole_find_maxima(&whole);
-	whole_put(&whole, param->dtype, piece, rule->is_scale, memory);
-	whole_close(&whole);
+	for (uint32_t i = 0; i < count; i++) {
+		tensor_name(rules[i], param->layer,
+			    param_expert(manifest, rank, param, piece->slot), name, sizeof(name));
+		whole_open(&wholes[i], rules[i], scene->trained,
+			   manifest_scheme(manifest, param->rule));
+		whole_read(scene, &wholes[i], name);
+		whole_find_maxima(&wholes[i]);
+		if (i > 0)
+			whole_share(&wholes[0], &wholes[i]);
+	}
+	whole_put(&wholes[0], param->dtype, piece, manifest_rule(manifest, param->rule)->is_scale,
+		  memory);
+	for (uint32_t i = 0; i < count; i++)
+		whole_close(&wholes[i]);
 }
 
 /* Params of the rank that are quantized: how many, and how many of their bytes are wrong. */

@@ -176,15 +176,15 @@ START_TEST(a_ragged_last_block_has_a_value_of_its_own)
 }
 END_TEST
 
-START_TEST(per_tensor_each_tensor_of_a_fused_param_has_its_own)
+START_TEST(per_tensor_a_fused_param_has_one_scale_and_a_stack_one_for_each_expert)
 {
 	static const struct {
 		const char *name;
 		uint32_t dim_count;
 		uint64_t dim[2];
-	} want[] = {{"self_attn.qkv_proj.weight_scale", 1, {3, 0}},
+	} want[] = {{"self_attn.qkv_proj.weight_scale", 1, {1, 0}},
 		    {"self_attn.o_proj.weight_scale", 1, {1, 0}},
-		    {"mlp.experts.w13_weight_scale", 2, {64, 2}},
+		    {"mlp.experts.w13_weight_scale", 2, {64, 1}},
 		    {"mlp.experts.w2_weight_scale", 2, {64, 1}}};
 	struct manifest *manifest = make("qwen3-30b-a3b", "vllm", "tp=4,ep=2", "fp8-tensor", NULL);
 	struct ws_error err = {0};
@@ -259,6 +259,8 @@ END_TEST
 	"],\"params\":[{\"p\":\"w\"," param "}]}"
 
 #define BLOCK  "\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\""
+#define TENSOR "\"kind\":\"tensor\",\"fmt\":\"e4m3\""
+#define FUSED  "\"q\":\"q\",\"x\":[\"c\",0,[\"t\",\"w\"],[\"t\",\"v\"]]"
 #define SPLIT1 "\"q\":\"q\",\"x\":[\"s\",[\"t\",\"w\"],1,\"tp\"]"
 
 static const struct {
@@ -270,6 +272,7 @@ static const struct {
 	{MANIFEST(BLOCK ",\"eps\":0,\"recip\":false", "", SPLIT1), NULL, NULL},
 	{MANIFEST(BLOCK ",\"eps\":-1e-4", "", SPLIT1), "quant", "\"eps\" must be a number from 0"},
 	{MANIFEST(BLOCK ",\"eps\":1e39", "", SPLIT1), "quant", "that an f32 holds"},
+	{MANIFEST(BLOCK ",\"eps\":1e999", "", SPLIT1), "quant", "that an f32 holds"},
 	{MANIFEST(BLOCK ",\"eps\":\"1e-4\"", "", SPLIT1), "quant", "\"eps\" must be a number"},
 	{MANIFEST(BLOCK ",\"pow2\":1", "", SPLIT1), "quant", "\"pow2\" must be true or false"},
 	{MANIFEST(BLOCK ",\"recip\":\"yes\"", "", SPLIT1), "quant", "\"recip\" must be true"},
@@ -308,6 +311,18 @@ static const struct {
 	{MANIFEST("\"kind\":\"tensor\",\"fmt\":\"e5m2\"", "",
 		  "\"q\":\"q\",\"x\":[\"s\",[\"fl\",[\"t\",\"w\"]],0,\"tp\"]"),
 	 NULL, NULL},
+	{MANIFEST(TENSOR, "", FUSED), NULL, NULL},
+	{MANIFEST(TENSOR, "", FUSED "},{\"p\":\"u\",\"q\":\"q\",\"x\":[\"t\",\"v\"]"), "quant",
+	 "'v' is under one scale with other tensors here than elsewhere"},
+	{MANIFEST(TENSOR, ",{\"name\":\"u\",\"dtype\":\"bf16\",\"shape\":[64,256]}",
+		  FUSED "},{\"p\":\"u\",\"q\":\"q\",\"x\":[\"c\",0,[\"t\",\"u\"],[\"t\",\"w\"],"
+			"[\"t\",\"v\"]]"),
+	 "quant", "is under one scale with other tensors here than elsewhere"},
+	{MANIFEST(TENSOR,
+		  ",{\"name\":\"l.{L}\",\"dtype\":\"bf16\",\"shape\":[64,256],\"layers\":[0,2]}",
+		  "\"x\":[\"t\",\"w\"]},{\"p\":\"l.{L}\",\"each\":{\"L\":[0,2]},\"q\":\"q\","
+		  "\"x\":[\"c\",0,[\"t\",\"l.{L}\"],[\"t\",\"v\"]]"),
+	 "quant", "have one scale, and not the same layers and experts"},
 };
 
 START_TEST(schemes_are_checked_while_reading)
@@ -333,12 +348,35 @@ START_TEST(schemes_are_checked_while_reading)
 }
 END_TEST
 
+START_TEST(scales_that_are_listed_are_each_tensors_own)
+{
+	static const char text[] =
+		MANIFEST(TENSOR,
+			 ",{\"name\":\"w_scale\",\"dtype\":\"f32\",\"shape\":[1]},"
+			 "{\"name\":\"v_scale\",\"dtype\":\"f32\",\"shape\":[1]}",
+			 FUSED);
+	struct ws_error err = {0};
+	struct manifest *manifest;
+	const struct form *form;
+	ck_ok(manifest_parse(&manifest, text, strlen(text), NULL, &err), err);
+	ck_ok(manifest_form(manifest, 1, 0, &form, &err), err);
+	ck_assert_uint_eq(form->dim[0], 2);
+	for (uint32_t i = 0; i < manifest_tensor_count(manifest); i++) {
+		ck_assert_uint_eq(manifest_tensor_fellow(manifest, i), i);
+		ck_assert_uint_eq(manifest_tensor_lead(manifest, i), i);
+	}
+	manifest_free(manifest);
+}
+END_TEST
+
 /* Every allocation of making and reading a quantized manifest with a map fails once. */
+static const char *const schemes[] = {"fp8-block", "fp8-tensor"};
+
 START_TEST(any_allocation_may_fail)
 {
 	struct writer map = WRITER_INIT(1 << 20);
 	struct manifest_options options = {
-		.side = SIDE_ROLLOUT, .layout = "vllm", .mesh = "tp=2,ep=2", .quant = "fp8-block"};
+		.side = SIDE_ROLLOUT, .layout = "vllm", .mesh = "tp=2,ep=2", .quant = schemes[_i]};
 	struct ws_error err = {0};
 	struct model *model;
 	int rc = -ENOMEM;
@@ -382,11 +420,12 @@ Suite *suite(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, each_value_lies_where_its_block_does, 0, ARRAY_SIZE(cases));
 	tcase_add_test(tc, a_ragged_last_block_has_a_value_of_its_own);
-	tcase_add_test(tc, per_tensor_each_tensor_of_a_fused_param_has_its_own);
+	tcase_add_test(tc, per_tensor_a_fused_param_has_one_scale_and_a_stack_one_for_each_expert);
 	tcase_add_loop_test(tc, a_torn_block_is_refused_with_the_largest_size_that_works, 0,
 			    ARRAY_SIZE(largest));
 	tcase_add_loop_test(tc, schemes_are_checked_while_reading, 0, ARRAY_SIZE(manifests));
-	tcase_add_test(tc, any_allocation_may_fail);
+	tcase_add_test(tc, scales_that_are_listed_are_each_tensors_own);
+	tcase_add_loop_test(tc, any_allocation_may_fail, 0, ARRAY_SIZE(schemes));
 	suite_add_tcase(s, tc);
 	return s;
 }

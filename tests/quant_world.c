@@ -68,6 +68,39 @@ void whole_find_maxima(struct whole *whole)
 	convert_move(&move);
 }
 
+uint32_t whole_fellows(const struct manifest *manifest, uint32_t rank, const struct param *param,
+		       const struct piece *piece, const struct tensor_rule *list[FELLOWS_MAX])
+{
+	const struct param_rule *rule = manifest_rule(manifest, param->rule);
+	const struct quant_scheme *scheme = manifest_scheme(manifest, param->rule);
+	const struct tensor_rule *own = manifest_tensor(manifest, piece->tensor);
+	const struct form *form = param->form;
+	struct ws_error err;
+	uint32_t count = 1;
+
+	list[0] = own->is_scale ? manifest_tensor(manifest, own->weight_tensor) : own;
+	if (scheme == NULL || scheme->kind != SCHEME_TENSOR)
+		return 1;
+	if (rule->is_scale)
+		ck_ok(manifest_form(manifest, rule->weight_rule, rank, &form, &err), err);
+	for (uint32_t i = 0; i < form->piece_count; i++) {
+		const struct tensor_rule *other = manifest_tensor(manifest, form->pieces[i].tensor);
+		uint32_t at = 0;
+		while (at < count && list[at] != other)
+			at++;
+		if (form->pieces[i].slot != piece->slot || at < count)
+			continue;
+		ck_assert_uint_lt(count, FELLOWS_MAX);
+		list[count++] = other;
+	}
+	return count;
+}
+
+void whole_share(struct whole *a, struct whole *b)
+{
+	a->table[0] = b->table[0] = MAX(a->table[0], b->table[0]);
+}
+
 void whole_put(const struct whole *whole, enum ws_dtype dtype, const struct piece *piece,
 	       bool is_scale, uint8_t *memory)
 {

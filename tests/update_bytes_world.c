@@ -42,33 +42,45 @@ static void piece_fill(const struct manifest *manifest, uint32_t rank, const str
 	}
 }
 
-/* What a rollout makes of the whole tensor as a trainer holds it. */
+/* A whole tensor as a trainer holds it, and what its blocks' maxima are. */
+static void whole_make(const struct world *world, struct whole *whole,
+		       const struct tensor_rule *rule, const struct quant_scheme *scheme,
+		       uint64_t tensor, uint64_t version)
+{
+	const char *dtype = world->options.dtype;
+
+	whole_open(whole, rule, dtype != NULL ? ws_dtype_parse(dtype) : rule->dtype, scheme);
+	size_t bytes = ws_dtype_bytes(whole->trained);
+	for (uint64_t element = 0; element < whole->element_count; element++)
+		for (uint32_t k = 0; k < bytes; k++)
+			((uint8_t *)whole->data)[element * bytes + k] =
+				byte_of(tensor, element, version, k);
+	if (whole->is_quantized)
+		whole_find_maxima(whole);
+}
+
+/* What a rollout makes of it. */
 static void piece_make(const struct world *world, const struct manifest *manifest, uint32_t rank,
 		       const struct param *param, const struct piece *piece, uint8_t *memory,
 		       uint64_t version)
 {
-	const struct tensor_rule *rule = manifest_tensor(manifest, piece->tensor);
-	bool is_scale = rule->is_scale;
-	const char *dtype = world->options.dtype;
-	struct whole whole;
+	const struct tensor_rule *rules[FELLOWS_MAX];
+	uint32_t count = whole_fellows(manifest, rank, param, piece, rules);
+	int32_t expert = param_expert(manifest, rank, param, piece->slot);
+	struct whole wholes[FELLOWS_MAX];
 	char name[256];
 
-	if (is_scale)
-		rule = manifest_tensor(manifest, rule->weight_tensor);
-	tensor_name(rule, param->layer, param_expert(manifest, rank, param, piece->slot), name,
-		    sizeof(name));
-	uint64_t tensor = digest_bytes(name, strlen(name), 0);
-	whole_open(&whole, rule, dtype != NULL ? ws_dtype_parse(dtype) : rule->dtype,
-		   manifest_scheme(manifest, param->rule));
-	size_t bytes = ws_dtype_bytes(whole.trained);
-	for (uint64_t element = 0; element < whole.element_count; element++)
-		for (uint32_t k = 0; k < bytes; k++)
-			((uint8_t *)whole.data)[element * bytes + k] =
-				byte_of(tensor, element, version, k);
-	if (whole.is_quantized)
-		whole_find_maxima(&whole);
-	whole_put(&whole, param->dtype, piece, is_scale, memory);
-	whole_close(&whole);
+	for (uint32_t i = 0; i < count; i++) {
+		tensor_name(rules[i], param->layer, expert, name, sizeof(name));
+		whole_make(world, &wholes[i], rules[i], manifest_scheme(manifest, param->rule),
+			   digest_bytes(name, strlen(name), 0), version);
+		if (i > 0)
+			whole_share(&wholes[0], &wholes[i]);
+	}
+	whole_put(&wholes[0], param->dtype, piece, manifest_rule(manifest, param->rule)->is_scale,
+		  memory);
+	for (uint32_t i = 0; i < count; i++)
+		whole_close(&wholes[i]);
 }
 
 static void bytes_make(const struct engine_loop *loop, uint64_t version)
