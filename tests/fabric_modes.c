@@ -73,6 +73,26 @@ START_TEST(efa_direct_needs_neither_handshake_nor_doubt)
 }
 END_TEST
 
+START_TEST(gpu_memory_is_reached_where_the_nic_itself_does_it)
+{
+	static const struct {
+		const char *provider;
+		uint64_t caps;
+		bool reached;
+	} cases[] = {{"efa", FI_HMEM, true}, {"efa", 0, false}, {"shm", FI_HMEM, false}};
+	struct fabric_modes modes;
+	struct offer offer;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		offer_make(&offer, cases[i].provider, cases[i].provider, "a domain");
+		offer.info.caps = cases[i].caps;
+		offer.domain.mr_mode |= cases[i].caps != 0 ? FI_MR_HMEM : 0;
+		modes_of(&offer, &modes);
+		ck_assert(modes.gpu_memory == cases[i].reached);
+	}
+}
+END_TEST
+
 START_TEST(efa_direct_is_preferred_on_the_same_domain_only)
 {
 	struct offer plain, other, direct;
@@ -146,6 +166,7 @@ Suite *suite(void)
 
 	tcase_add_test(tests, efa_gets_one_endpoint_per_peer_a_warm_up_and_ops_of_a_gibibyte);
 	tcase_add_test(tests, efa_direct_needs_neither_handshake_nor_doubt);
+	tcase_add_test(tests, gpu_memory_is_reached_where_the_nic_itself_does_it);
 	tcase_add_test(tests, efa_direct_is_preferred_on_the_same_domain_only);
 	tcase_add_test(tests, others_keep_two_endpoints_and_their_own_limit);
 	tcase_add_test(tests, what_isnt_built_in_is_refused_with_a_sentence);

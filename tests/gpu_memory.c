@@ -249,6 +249,19 @@ START_TEST(what_cannot_be_shared_is_named)
 }
 END_TEST
 
+/* As lib/engine uses it: what a GPU asks for, it can do. */
+START_TEST(what_nics_wrote_is_ordered_or_can_be_flushed)
+{
+	struct ws_error err;
+	bool wanted = false;
+	int rc = cuda_flush_wanted(0, &wanted, &err);
+
+	ck_assert_msg(rc == 0 || rc == -ENOTSUP, "%s", err.text);
+	if (rc == 0 && wanted)
+		ck_ok(cuda_flush(0, &err), err);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	if (!gpus_are_there(1))
@@ -262,6 +275,7 @@ Suite *suite(void)
 	tcase_add_test(tc, marks_pass_in_order_and_run_out_with_eagain);
 	tcase_add_test(tc, another_process_writes_into_shared_memory);
 	tcase_add_test(tc, what_cannot_be_shared_is_named);
+	tcase_add_test(tc, what_nics_wrote_is_ordered_or_can_be_flushed);
 	suite_add_tcase(s, tc);
 	/* On its own, for compute-sanitizer to leave out. */
 	tcase_set_tags(faults, "fault");

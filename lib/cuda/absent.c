@@ -164,6 +164,19 @@ int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offs
 	return absent(err);
 }
 
+int cuda_flush_wanted(int device, bool *wanted_out, struct ws_error *err)
+{
+	(void)device;
+	*wanted_out = false;
+	return absent(err);
+}
+
+int cuda_flush(int device, struct ws_error *err)
+{
+	(void)device;
+	return absent(err);
+}
+
 int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out,
 		    struct ws_error *err)
 {

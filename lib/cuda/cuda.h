@@ -131,6 +131,15 @@ const char *cuda_kind_name(enum cuda_kind kind);
 int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
 		     struct ws_error *err);
 
+/*
+ * What NICs wrote into a GPU's memory (GPUDirect RDMA), the rule: their completions were taken on
+ * the host, and whatever the host launches on that GPU afterwards reads it.  Most GPUs keep that by
+ * themselves (cudaDevAttrGPUDirectRDMAWritesOrdering); some only after a flush, which takes
+ * microseconds.  *wanted_out: this is one of those.  -ENOTSUP: it can't even be flushed.
+ */
+int cuda_flush_wanted(int device, bool *wanted_out, struct ws_error *err);
+int cuda_flush(int device, struct ws_error *err);
+
 /* How another process of this host maps GPU memory (CUDA IPC): plain values, as the maker's process
  * fills them in.  It stays allocated until the maker frees it, whoever has it open. */
 struct cuda_share {

@@ -65,6 +65,46 @@ static int gpu_fail(int device, const char *what, cudaError_t error, struct ws_e
 		       cudaGetErrorString(error));
 }
 
+/* ---------------------------------------------------------------- what NICs wrote */
+
+int cuda_flush_wanted(int device, bool *wanted_out, struct ws_error *err)
+{
+	int ordering = 0, options = 0;
+
+	*wanted_out = false;
+	cudaError_t error =
+		cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, device);
+	if (error == cudaSuccess)
+		error = cudaDeviceGetAttribute(&options, cudaDevAttrGPUDirectRDMAFlushWritesOptions,
+					       device);
+	if (error != cudaSuccess) {
+		(void)cudaGetLastError();
+		return gpu_fail(device, "doesn't say how it orders what NICs write", error, err);
+	}
+	*wanted_out = ordering < (int)cudaGPUDirectRDMAWritesOrderingOwner;
+	if (*wanted_out && (options & (int)cudaFlushGPUDirectRDMAWritesOptionHost) == 0)
+		return ws_fail(err, -ENOTSUP,
+			       "GPU %d neither orders what NICs write into it nor can be told to; "
+			       "use host memory for what NICs write",
+			       device);
+	return 0;
+}
+
+int cuda_flush(int device, struct ws_error *err)
+{
+	int before;
+	cudaError_t error = gpu_enter(device, &before);
+
+	if (error == cudaSuccess) {
+		error = cudaDeviceFlushGPUDirectRDMAWrites(
+			cudaFlushGPUDirectRDMAWritesTargetCurrentDevice,
+			cudaFlushGPUDirectRDMAWritesToOwner);
+		cuda_leave(before);
+	}
+	return error == cudaSuccess ? 0
+				    : gpu_fail(device, "can't flush what NICs wrote", error, err);
+}
+
 /* ---------------------------------------------------------------- what an address is */
 
 static bool pointer_says(CUpointer_attribute attribute, const void *at, void *value_out)

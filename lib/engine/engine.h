@@ -266,10 +266,11 @@ enum engine_event_kind {
 	ENGINE_OP_FAILED,  /* a FAILED op: peer, nic, status, op id at the receiver */
 	ENGINE_STRAY,	   /* an immediate of another attempt, repeated, or unknown */
 	ENGINE_DIGEST_WRONG, /* receive index, got, want */
-	ENGINE_GPU_FAILED,   /* what the stage thread gave the GPU came to nothing: status, reason;
-			      * nothing of this attempt goes on, nor of a later one */
-	ENGINE_NIC_LOST	     /* nic, status: lost, or down (-ENETDOWN), and some peer was to be
-			      * reached over it; nothing more is posted to it */
+	ENGINE_GPU_FAILED, /* what the stage thread gave the GPU came to nothing, or what NICs wrote
+			    * can't be flushed: status, reason; nothing of this attempt goes on,
+			    * nor of a later one */
+	ENGINE_NIC_LOST	   /* nic, status: lost, or down (-ENETDOWN), and some peer was to be
+			    * reached over it; nothing more is posted to it */
 };
 
 enum stray_kind { STRAY_STALE, STRAY_DUPLICATE, STRAY_UNKNOWN, STRAY_NO_ATTEMPT };

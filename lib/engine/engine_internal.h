@@ -277,6 +277,9 @@ int regions_renew(struct engine *engine, struct ws_error *err);
 int region_open_own(struct engine *engine, const struct engine_options *options,
 		    struct ws_error *err);
 void region_free_all(struct engine *engine); /* after all NICs are closed */
+/* A receive's writes have all come: what is launched on any GPU from now on reads them (cuda.h has
+ * the rule). */
+int regions_flush(struct engine *engine);
 /* NULL for none or a hole. */
 struct region *region_find(const struct engine *engine, uint32_t region);
 /* Whether a NIC is there and has all regions; no peer is joined over another. */
@@ -452,6 +455,8 @@ struct engine {
 	struct block *blocks;	    /* owned */
 	struct stage *stage;	    /* owned */
 	uint32_t region_count, region_room;
+	uint64_t flushed_gpus;	  /* bit per GPU: what NICs wrote is seen after a flush only */
+	struct ws_error no_flush; /* why one failed */
 	uint32_t peer_count, peer_room, peer_ordinal;
 	uint32_t slot_count, slot_free;
 	uint32_t block_count, block_free, blocks_used;

@@ -102,6 +102,13 @@ void program_arrived(struct engine *engine, uint32_t nic, const struct event *ev
 		return;
 	}
 	const struct receive *given = &engine->program.given.receives[receive];
+	if (engine->flushed_gpus != 0 && regions_flush(engine) != 0) {
+		engine_emit(engine, &(struct engine_event){.kind = ENGINE_GPU_FAILED,
+							   .nic = NONE,
+							   .status = -EIO,
+							   .reason = engine->no_flush.text});
+		return;
+	}
 	if (given->digest_op_id != NONE || given->move_count > 0)
 		due_put(&engine->program.checks, receive);
 	else

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
 struct region *region_find(const struct engine *engine, uint32_t region)
@@ -46,6 +47,35 @@ bool nic_reaches_all(const struct engine *engine, uint32_t nic)
 	return true;
 }
 
+#define GPUS_MAX 64 /* bits of flushed_gpus */
+
+/* Memory of a GPU that a NIC writes into; a peer's own GPU or kernel writes in order. */
+static int flush_note(struct engine *engine, const struct region *region,
+		      const struct ws_memory *memory, struct ws_error *err)
+{
+	bool by_nic = false, wanted = false;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		by_nic |= region->mrs[i].memory.base != NULL && !engine->nics[i].nic->same_host;
+	if (memory->place != WS_CUDA || !by_nic)
+		return 0;
+	int rc = cuda_flush_wanted(memory->device, &wanted, err);
+	if (rc == 0 && wanted && memory->device >= GPUS_MAX)
+		rc = ws_fail(err, -ENOTSUP, "GPU %d is above the %d that can be flushed",
+			     memory->device, GPUS_MAX);
+	if (rc == 0 && wanted)
+		engine->flushed_gpus |= UINT64_C(1) << memory->device;
+	return rc;
+}
+
+int regions_flush(struct engine *engine)
+{
+	int rc = 0;
+	for (int gpu = 0; rc == 0 && gpu < GPUS_MAX; gpu++)
+		if ((engine->flushed_gpus >> gpu & 1) != 0)
+			rc = cuda_flush(gpu, &engine->no_flush);
+	return rc;
+}
+
 /*
  * A lost NIC keeps its place, with a key of 0 that no rail leads to.  So does one that can't reach
  * this kind of memory, if another can and no peer is joined over it yet.
@@ -72,6 +102,8 @@ static int region_reg(struct engine *engine, struct region *region, const struct
 	}
 	if (rc == 0 && !reached)
 		rc = why.code;
+	if (rc == 0)
+		rc = flush_note(engine, region, memory, &why);
 	if (rc != 0) {
 		region_dereg(engine, region);
 		if (err != NULL)

@@ -99,7 +99,7 @@ static void limits_fill(struct fabric *fabric)
 	nic->op_bytes_max = fabric->modes.op_bytes_max;
 	nic->ops_in_flight_max = (uint32_t)MIN((size_t)FABRIC_OPS_MAX, info->tx_attr->size);
 	nic->imm_bytes = (uint32_t)info->domain_attr->cq_data_size;
-	nic->gpu_memory = false;
+	nic->gpu_memory = fabric->modes.gpu_memory;
 	nic->fences_one_peer = true;
 	nic->protocol = protocol_make(info);
 }
@@ -191,6 +191,35 @@ static int key_make(const struct fabric *fabric, uint64_t *key_out, struct ws_er
 	return rc;
 }
 
+/* libfabric finds out by itself how its NIC reaches a GPU's: as a dma-buf, or by a kernel module.
+ */
+static int memory_reg(struct fabric *fabric, const struct ws_memory *memory, uint64_t key,
+		      struct fid_mr **fid_out, struct ws_error *err)
+{
+	const struct iovec all = {.iov_base = memory->base, .iov_len = memory->bytes};
+	bool gpu = memory->place == WS_CUDA;
+	struct fi_mr_attr attr = {.mr_iov = &all,
+				  .iov_count = 1,
+				  .access = FI_WRITE | FI_REMOTE_WRITE,
+				  .requested_key = key,
+				  .iface = gpu ? FI_HMEM_CUDA : FI_HMEM_SYSTEM};
+	if (gpu)
+		attr.device.cuda = memory->device;
+	int rc = fi_mr_regattr(fabric->domain, &attr, 0, fid_out);
+	if (rc == 0)
+		return 0;
+	if (gpu)
+		return ws_fail(
+			err, rc == -FI_ENOMEM ? -ENOSPC : -ENOTSUP,
+			"%s can't register %zu bytes of GPU %d: %s; it takes a libfabric that "
+			"was built with CUDA, and plain memory (cudaMalloc)",
+			fabric->nic.name, memory->bytes, memory->device, fi_strerror(-rc));
+	return ws_fail(err, rc == -FI_ENOMEM ? -ENOSPC : -EINVAL,
+		       "%s can't register %zu bytes: %s; raise `ulimit -l` above that or "
+		       "register less",
+		       fabric->nic.name, memory->bytes, fi_strerror(-rc));
+}
+
 static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
 		      struct ws_error *err)
 {
@@ -201,7 +230,7 @@ static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr
 	uint32_t slot;
 
 	memset(mr, 0, sizeof(*mr));
-	if (memory->place != WS_HOST)
+	if (memory->place != WS_HOST && !nic->gpu_memory)
 		return ws_fail(err, -ENOTSUP,
 			       "%s can't reach GPU memory; use host memory or another transport",
 			       nic->name);
@@ -215,13 +244,9 @@ static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr
 		if (rc != 0)
 			return rc;
 	}
-	int rc = fi_mr_reg(fabric->domain, memory->base, memory->bytes, FI_WRITE | FI_REMOTE_WRITE,
-			   0, key, 0, &fid, NULL);
+	int rc = memory_reg(fabric, memory, key, &fid, err);
 	if (rc != 0)
-		return ws_fail(err, rc == -FI_ENOMEM ? -ENOSPC : -EINVAL,
-			       "%s can't register %zu bytes: %s; raise `ulimit -l` above that or "
-			       "register less",
-			       nic->name, memory->bytes, fi_strerror(-rc));
+		return rc;
 	fabric->mrs[slot] = fid;
 	mr->memory = *memory;
 	mr->key = fi_mr_key(fid);

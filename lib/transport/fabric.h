@@ -54,6 +54,7 @@ struct fabric_modes {
 	bool joined;	     /* one endpoint for both halves; closing it is the fence */
 	bool warm_up;	     /* a first write of nothing at connect, which the receiver drops */
 	bool own_descriptor; /* a write of nothing needs registered memory too */
+	bool gpu_memory;     /* registered as FI_HMEM_CUDA */
 	bool refuses_emulation; /* ask each endpoint whether the NIC does the writes */
 };
 

@@ -125,6 +125,25 @@ static int device_split(const char *device, char provider[32], char source[NIC_N
 	return 0;
 }
 
+/* Where the NIC itself can reach a GPU's memory it is asked whether it does here; other providers
+ * would copy it. */
+static int offers_find(const char *node, struct fi_info *hints, bool efa,
+		       struct fi_info **offers_out)
+{
+	uint64_t caps = hints->caps;
+	int mode = hints->domain_attr->mr_mode;
+
+	if (efa) {
+		hints->caps = caps | FI_HMEM;
+		hints->domain_attr->mr_mode = mode | FI_MR_HMEM;
+		if (getinfo(node, hints, offers_out) == 0)
+			return 0;
+		hints->caps = caps;
+		hints->domain_attr->mr_mode = mode;
+	}
+	return getinfo(node, hints, offers_out);
+}
+
 int fabric_device_find(const char *device, struct nic *nic, struct fi_info **info_out,
 		       struct fabric_modes *modes_out, struct ws_error *err)
 {
@@ -143,7 +162,8 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	struct fi_info *hints = hints_make(provider);
 	if (hints == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", device);
-	rc = getinfo(address[0] != 0 ? address : NULL, hints, &offers);
+	rc = offers_find(address[0] != 0 ? address : NULL, hints,
+			 as_efa || strcmp(provider, "efa") == 0, &offers);
 	fi_freeinfo(hints);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric's provider '%s' has nothing at '%s': %s",

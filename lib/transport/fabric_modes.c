@@ -37,7 +37,8 @@ static bool is_efa_direct(const struct fi_info *info)
 int fabric_modes_choose(const struct fi_info *info, const char *device, bool as_efa,
 			struct fabric_modes *modes_out, struct ws_error *err)
 {
-	const int handled = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+	const int handled =
+		FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_HMEM;
 	bool efa = as_efa || is_from(info, "efa");
 	bool tcp = is_from(info, "tcp") || is_from(info, "net");
 	uint64_t op_bytes_max = info->ep_attr->max_msg_size;
@@ -69,6 +70,7 @@ int fabric_modes_choose(const struct fi_info *info, const char *device, bool as_
 		 * drops its write. */
 		.warm_up = efa && !is_efa_direct(info),
 		.own_descriptor = (info->domain_attr->mr_mode & FI_MR_LOCAL) != 0,
+		.gpu_memory = efa && (info->caps & FI_HMEM) != 0,
 		.refuses_emulation = is_from(info, "efa") && !is_efa_direct(info),
 	};
 	return 0;
