@@ -169,6 +169,8 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		 "casts that this target allows (f32:bf16)"},
 		{"quant", 0, OPTION_TEXT, &options->quant, "SCHEME",
 		 "quantization scheme of the target"},
+		{"derived", 0, OPTION_FLAG, &options->derived, NULL,
+		 "with what the engine derives by post steps (vllm, sglang: of MLA's kv_b_proj)"},
 		{"eplb", 0, OPTION_TEXT, &wanted.eplb, "FILE",
 		 "an engine's map of experts to slots: {\"physical_to_logical_map\": ..}"},
 		{"explain", 0, OPTION_TEXT, &wanted.explain, "PARAM",

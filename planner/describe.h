@@ -192,6 +192,15 @@ struct row_forms {
 	int32_t *experts;
 };
 
+/* derived.c: one entry of "derived". */
+struct derived_rule {
+	const char *step;
+	int32_t *layers; /* ascending; the single -1 where it has none */
+	uint32_t layer_count, from_count, made_count;
+	const char **from;	/* rules' names */
+	struct step_made *made; /* names with {L} */
+};
+
 struct memo_entry {
 	uint64_t key; /* of the coordinates */
 	uint32_t rule, expert_count;
@@ -220,6 +229,8 @@ struct manifest {
 	uint32_t *fellow;   /* likewise: the next under its scale, in a ring */
 	struct rule *rules; /* owned; grows while parsing */
 	struct memo *memo;  /* owned; the one part that changes later */
+	struct derived_rule *derived;
+	uint32_t derived_count;
 	uint32_t world, tensor_count, tensor_mask, mesh_count, binding_count, set_count;
 	uint32_t stage_layer_count, lists_count, cast_count, scheme_count, rule_count, rule_room;
 	enum side side;
@@ -294,6 +305,10 @@ const struct expert_lists *expert_lists(struct parse *parse, int32_t lo, int32_t
 					uint32_t count);
 
 /* manifest_rules.c: "params". */
+/* The mesh of an entry, and its "each": false, or no mesh, and findings. */
+void param_mesh(struct param_parse *param, const struct json *json);
+bool parse_each(struct parse *parse, const struct json *each, struct param_parse *param,
+		struct layer_set *layers);
 void parse_params(struct parse *parse, const struct json *json);
 /* Adds an empty rule at the end; NULL out of memory. */
 struct rule *rule_add(struct parse *parse);
@@ -323,6 +338,9 @@ struct scaling scaling_of(const struct manifest *manifest, const struct rule *ru
 /* Turns a weight's views and shape into its scale's; -EINVAL where a block is torn. */
 int views_scale(struct views *views, struct shape *shape, const struct scaling *scaling,
 		struct ws_error *err);
+
+/* derived.c: "derived". */
+void parse_derived(struct parse *parse, const struct json *json);
 
 /* declared.c: findings where a param isn't what it says of itself. */
 void check_declared(struct parse *parse, const struct json *json, const struct rule *rule);
@@ -365,6 +383,9 @@ int manifest_digest_make(struct manifest *manifest, struct ws_error *err);
 /* expr_parse.c */
 const struct axis *axis_resolve(struct param_parse *param, const char *name);
 const struct expr *expr_parse(struct param_parse *param, const struct json *json);
+/* An integer from min on, "$symbol", "$symbol*axis" or "$symbol/axis". */
+uint64_t expr_number(struct param_parse *param, const struct json *json, const char *what,
+		     int64_t min);
 /* Calls each `t` name of an expression, depth first, at most EXPR_NODE_MAX. */
 uint32_t expr_tensor_names(const struct json *json, const char **names, uint32_t room);
 uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer);
@@ -487,6 +508,7 @@ struct make {
 	uint8_t **read; /* by tensor and layer + 1: some param reads it */
 	int32_t layer_end;
 	bool tied;			  /* the model has no lm_head of its own */
+	const struct json *preset;	  /* the layout's; NULL: its params are generated */
 	const char *quant, *scale_suffix; /* a scheme's name and its scales' suffix; or NULL */
 	bool quantized_file;		  /* the model's own tensors are quantized by it */
 };
@@ -508,8 +530,9 @@ void make_put_scheme(struct make *make);
 bool make_is_quantized(const struct make *make, const char *tensor);
 /* generate.c: a rule per tensor, for trainers whose layout follows from shapes alone. */
 void make_generated(struct make *make);
-/* preset.c: the params of all others. */
+/* preset.c: the params of all others, and what their engine derives. */
 int make_preset(struct make *make, struct ws_error *err);
+int make_preset_derived(struct make *make, struct ws_error *err);
 /* A layout's preset of the model's own type, else of its family: MLA or grouped-query attention;
  * NULL: it has none. */
 const struct builtin_file *preset_find(const struct model *model, const char *layout);

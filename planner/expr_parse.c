@@ -116,9 +116,8 @@ const struct axis *axis_resolve(struct param_parse *param, const char *name)
 	return axis;
 }
 
-/* An integer from min on, "$symbol" or "$symbol*axis". */
-static uint64_t number(struct param_parse *param, const struct json *json, const char *what,
-		       int64_t min)
+uint64_t expr_number(struct param_parse *param, const struct json *json, const char *what,
+		     int64_t min)
 {
 	char name[NAME_BYTES_MAX];
 	if (json != NULL && json->type == JSON_NUMBER && json->is_integer && json->integer >= min)
@@ -130,9 +129,9 @@ static uint64_t number(struct param_parse *param, const struct json *json, const
 		return 1;
 	}
 	snprintf(name, sizeof(name), "%s", json->text + 1);
-	char *star = strchr(name, '*');
-	if (star != NULL)
-		*star = '\0';
+	char *sign = strpbrk(name, "*/"), by = sign == NULL ? '\0' : *sign;
+	if (sign != NULL)
+		*sign = '\0';
 	int64_t value = json_integer(param->parse->manifest->sym, name, -1);
 	if (value < min) {
 		fault(param, "symbol",
@@ -140,15 +139,18 @@ static uint64_t number(struct param_parse *param, const struct json *json, const
 		      min);
 		return 1;
 	}
-	uint64_t product = (uint64_t)value;
-	if (star != NULL) {
-		const struct axis *axis = axis_resolve(param, star + 1);
-		if (axis != NULL && __builtin_mul_overflow(product, axis->size, &product)) {
-			fault(param, "symbol", "%s: '%s' is too large", what, json->text);
-			return 1;
-		}
+	const struct axis *axis = sign == NULL ? NULL : axis_resolve(param, sign + 1);
+	uint64_t result = (uint64_t)value;
+	if (axis != NULL && by == '*' && __builtin_mul_overflow(result, axis->size, &result)) {
+		fault(param, "symbol", "%s: '%s' is too large", what, json->text);
+		return 1;
 	}
-	return product;
+	if (axis != NULL && by == '/' && (result % axis->size != 0 || result == 0)) {
+		fault(param, "symbol", "%s: '%s': %" PRId64 " doesn't divide by %u", what,
+		      json->text, value, axis->size);
+		return 1;
+	}
+	return axis != NULL && by == '/' ? result / axis->size : result;
 }
 
 uint32_t tensor_find(const struct manifest *manifest, const char *name, int32_t layer)
@@ -218,7 +220,8 @@ static void parse_tensor(struct param_parse *param, const struct json *json, str
 static void parse_split(struct param_parse *param, const struct json *json, struct expr *expr)
 {
 	const struct json *axis = json_at(json, 3), *how = json_at(json, 4);
-	expr->dim = (uint32_t)MIN(number(param, json_at(json, 2), "s: the dim", 0), UINT32_MAX);
+	expr->dim =
+		(uint32_t)MIN(expr_number(param, json_at(json, 2), "s: the dim", 0), UINT32_MAX);
 	expr->a = 1;
 	if (axis == NULL || axis->type != JSON_STRING)
 		fault(param, "expr", "s: expected [\"s\", expression, dim, axis name]");
@@ -233,7 +236,7 @@ static void parse_split(struct param_parse *param, const struct json *json, stru
 	for (const struct json *it = how->first; it != NULL; it = it->next) {
 		const char *text = it->type == JSON_STRING ? it->text : "";
 		if (strcmp(it->key, "unit") == 0)
-			expr->a = number(param, it, "s: the unit", 1);
+			expr->a = expr_number(param, it, "s: the unit", 1);
 		else if (strcmp(it->key, "mode") != 0)
 			fault(param, "key", "s: unknown key '%s'", it->key);
 		else if (strcmp(text, "chunk") == 0)
@@ -254,7 +257,7 @@ static void parse_permutation(struct param_parse *param, const struct json *json
 	}
 	for (const struct json *it = perm->first; it != NULL; it = it->next)
 		expr->perm[expr->perm_count++] =
-			(uint32_t)MIN(number(param, it, "x: a dim", 0), UINT32_MAX);
+			(uint32_t)MIN(expr_number(param, it, "x: a dim", 0), UINT32_MAX);
 }
 
 /* Over the rank's experts, or over 1: a new dim that has only this. */
@@ -284,7 +287,8 @@ static void parse_values(struct param_parse *param, const struct json *json, str
 	if (expr->op == OP_R || expr->op == OP_C || expr->op == OP_G || expr->op == OP_IL ||
 	    expr->op == OP_P)
 		expr->dim = (uint32_t)MIN(
-			number(param, json_at(json, dim_at), dim_names[expr->op], 0), UINT32_MAX);
+			expr_number(param, json_at(json, dim_at), dim_names[expr->op], 0),
+			UINT32_MAX);
 	switch (expr->op) {
 	case OP_T:
 		parse_tensor(param, json, expr);
@@ -293,19 +297,19 @@ static void parse_values(struct param_parse *param, const struct json *json, str
 		parse_split(param, json, expr);
 		return;
 	case OP_R:
-		expr->a = number(param, json_at(json, 3), "r: the start", 0);
-		expr->b = number(param, json_at(json, 4), "r: the end", 0);
+		expr->a = expr_number(param, json_at(json, 3), "r: the start", 0);
+		expr->b = expr_number(param, json_at(json, 4), "r: the end", 0);
 		return;
 	case OP_G:
-		expr->a = number(param, json_at(json, 2), "g: the number of groups", 1);
+		expr->a = expr_number(param, json_at(json, 2), "g: the number of groups", 1);
 		return;
 	case OP_IL:
-		expr->a = number(param, json_at(json, 3), "il: outer", 1);
-		expr->b = number(param, json_at(json, 4), "il: a", 1);
-		expr->c = number(param, json_at(json, 5), "il: b", 1);
+		expr->a = expr_number(param, json_at(json, 3), "il: outer", 1);
+		expr->b = expr_number(param, json_at(json, 4), "il: a", 1);
+		expr->c = expr_number(param, json_at(json, 5), "il: b", 1);
 		return;
 	case OP_P:
-		expr->a = number(param, json_at(json, 3), "p: the multiple", 1);
+		expr->a = expr_number(param, json_at(json, 3), "p: the multiple", 1);
 		return;
 	case OP_K:
 		parse_stack(param, json, expr);

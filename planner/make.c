@@ -179,6 +179,9 @@ void make_put_sym(struct json_writer *json, const struct model *model, uint64_t 
 	put_symbol(json, "expert_rows", expert_rows);
 	put_symbol(json, "expert_rows_2", 2 * expert_rows);
 	put_symbol(json, "kv_b_rows", nope + value);
+	put_symbol(json, "qk_nope_head_dim", nope);
+	put_symbol(json, "v_head_dim", value);
+	put_symbol(json, "kv_lora_rank", factor(model, "kv_lora_rank", 0));
 	put_symbol(json, "kv_half_rows", nope == value ? nope : 0);
 	put_symbol(json, "kv_b_half", heads * nope);
 	put_symbol(json, "kv_b_all", heads * (nope + value));
@@ -252,6 +255,8 @@ static int make_text(struct make *make, struct ws_error *err)
 	else
 		make_generated(make);
 	json_end_array(json);
+	if (rc == 0 && make->options->derived)
+		rc = make_preset_derived(make, err);
 	json_end_object(json);
 	write_bytes(json->out, "\n", 1);
 	return rc;

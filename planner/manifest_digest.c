@@ -132,6 +132,26 @@ static void put_lists(struct digest *digest, const struct manifest *manifest)
 	}
 }
 
+static void put_derived(struct digest *digest, const struct derived_rule *rule)
+{
+	put_text(digest, rule->step);
+	put(digest, rule->layer_count);
+	for (uint32_t i = 0; i < rule->layer_count; i++)
+		put(digest, (uint64_t)(int64_t)rule->layers[i]);
+	put(digest, rule->from_count);
+	for (uint32_t i = 0; i < rule->from_count; i++)
+		put_text(digest, rule->from[i]);
+	put(digest, rule->made_count);
+	for (uint32_t i = 0; i < rule->made_count; i++) {
+		const struct step_made *made = &rule->made[i];
+		put_text(digest, made->name);
+		put(digest, (uint64_t)made->dtype);
+		put(digest, made->dim_count);
+		for (uint32_t d = 0; d < made->dim_count; d++)
+			put(digest, made->dim[d]);
+	}
+}
+
 int manifest_digest_make(struct manifest *manifest, struct ws_error *err)
 {
 	struct digest digest = {0};
@@ -161,6 +181,8 @@ int manifest_digest_make(struct manifest *manifest, struct ws_error *err)
 	put(&digest, manifest->rule_count);
 	for (uint32_t i = 0; i < manifest->rule_count; i++)
 		put_rule(&digest, &manifest->rules[i]);
+	for (uint32_t i = 0; i < manifest->derived_count; i++)
+		put_derived(&digest, &manifest->derived[i]);
 	manifest->digest = digest_end(&digest);
 	digest_close(&digest);
 	return 0;

@@ -342,9 +342,9 @@ static void parse_head(struct parse *parse, const struct json *json)
 static void parse_manifest(struct parse *parse, const struct json *json)
 {
 	static const char *const keys[] = {
-		"ws_manifest", "side",	  "framework", "model",	 "world",  "sym",
-		"tensors",     "meshes",  "axes",      "layers", "stages", "experts",
-		"casts",       "schemes", "params",    "rows",	 "note",   NULL};
+		"ws_manifest", "side", "framework", "model",  "world",	 "sym",	  "tensors",
+		"meshes",      "axes", "layers",    "stages", "experts", "casts", "schemes",
+		"params",      "rows", "derived",   "note",   NULL};
 	if (!parse_keys(parse, json, "manifest", keys))
 		return;
 	parse_head(parse, json);
@@ -365,6 +365,7 @@ static void parse_manifest(struct parse *parse, const struct json *json)
 	parse_params(parse, parse_order(parse, json_get(json, "params")));
 	parse_rows(parse, parse_order(parse, json_get(json, "rows")));
 	check_names(parse);
+	parse_derived(parse, json_get(json, "derived"));
 }
 
 int report_first(const struct findings *found, struct ws_error *err)

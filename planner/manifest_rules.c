@@ -317,8 +317,8 @@ static void add_segment(struct parse *parse, struct param_parse *param, const st
 		add_scale_rule(parse, parse->manifest->rule_count - 1, visits_left);
 }
 
-static bool parse_each(struct parse *parse, const struct json *each, struct param_parse *param,
-		       struct layer_set *layers)
+bool parse_each(struct parse *parse, const struct json *each, struct param_parse *param,
+		struct layer_set *layers)
 {
 	static const char *const keys[] = {"L", "E", NULL};
 	const struct manifest *manifest = parse->manifest;
@@ -395,6 +395,20 @@ static void add_segments(struct parse *parse, struct param_parse *param, const s
 		add_segment(parse, param, json, layers[s], used[s], visits_left);
 }
 
+void param_mesh(struct param_parse *param, const struct json *json)
+{
+	struct parse *parse = param->parse;
+	const char *mesh = json_text(json, "mesh", NULL);
+	if (mesh != NULL)
+		param->mesh = mesh_find(parse->manifest, mesh);
+	else if (parse->manifest->mesh_count == 1)
+		param->mesh = &parse->manifest->meshes[0];
+	if (param->mesh == NULL)
+		findings_add(&parse->found, "mesh", param->name,
+			     mesh != NULL ? "\"meshes\" has no '%s'" : "it needs \"mesh\"%s",
+			     mesh != NULL ? mesh : "");
+}
+
 static void parse_param(struct parse *parse, const struct json *json, uint32_t index,
 			uint32_t *visits_left)
 {
@@ -417,15 +431,9 @@ static void parse_param(struct parse *parse, const struct json *json, uint32_t i
 			     "a brace must begin {L}, {L-nl}, {E} or {e}");
 		return;
 	}
-	const char *mesh = json_text(json, "mesh", NULL);
-	if (mesh != NULL)
-		param.mesh = mesh_find(parse->manifest, mesh);
-	else if (parse->manifest->mesh_count == 1)
-		param.mesh = &parse->manifest->meshes[0];
+	param_mesh(&param, json);
 	if (param.mesh == NULL)
-		return findings_add(&parse->found, "mesh", param.name,
-				    mesh != NULL ? "\"meshes\" has no '%s'" : "it needs \"mesh\"%s",
-				    mesh != NULL ? mesh : "");
+		return;
 	if (!parse_each(parse, json_get(json, "each"), &param, &layers))
 		return;
 	if (strstr(param.name, "{L-nl}") != NULL && parse->manifest->layer_base < 0)

@@ -123,7 +123,7 @@ struct param_rule {
 	bool each_layer;      /* one param per layer of its set on this rank's stage */
 	bool each_expert;     /* one param per local expert */
 	bool stacks_experts;  /* has a `k`: pieces carry slots */
-	bool inplace;	      /* lands direct, or by a post step */
+	bool inplace;	      /* lands in its own memory; else that is made by its post step */
 	const char *post;     /* named post step, or NULL */
 	const char *quant;    /* scheme, or NULL; of a scale too */
 	bool is_scale;	      /* its pieces are boxes of tensor rules with is_scale */
@@ -186,6 +186,38 @@ int64_t rank_params_find(const struct rank_params *params, const char *name);
 int32_t param_expert(const struct manifest *manifest, uint32_t rank, const struct param *param,
 		     int32_t slot);
 
+/* ---- derived.c: a rank's post steps.  Each call is given params that have landed, and makes
+ * memory of the engine's that no bytes land in. */
+struct step_made {
+	const char *name;
+	enum ws_dtype
+		dtype; /* WS_NONE: a staged param's own memory, in a form that the engine knows */
+	uint32_t dim_count;
+	uint64_t dim[LOCAL_DIM_MAX];
+	uint64_t bytes; /* 0 with WS_NONE: as many as the engine says */
+	uint32_t param; /* the staged param whose own memory it is; UINT32_MAX: derived */
+};
+
+struct step_call {
+	const char *step;
+	int32_t layer, expert; /* -1: none */
+	uint32_t from_count, made_count;
+	const uint32_t *from; /* params; behind a quantized weight stands its scale */
+	uint32_t made_first;
+};
+
+struct rank_steps {
+	uint32_t call_count, made_count;
+	uint32_t derived_count; /* of made: they come first */
+	struct step_call *calls;
+	struct step_made *made;
+};
+
+/* Of params, which are this rank's; all is in the arena.  -EINVAL where a rank has only some of the
+ * params that something is made of. */
+int manifest_steps(const struct manifest *manifest, uint32_t rank, const struct rank_params *params,
+		   struct arena *arena, struct rank_steps *steps_out, struct ws_error *err);
+
 /* explain.c: a param's pieces at a rank in words, or as one JSON object.  -ENOENT says which rank
  * has it, or the nearest name. */
 int manifest_explain(const struct manifest *manifest, const char *param, uint32_t rank,
@@ -229,6 +261,7 @@ struct manifest_options {
 	const char *dtype;  /* params' dtype if not the checkpoint's: "f32"; or NULL */
 	const char *casts;  /* "f32:bf16,bf16:f16": casts this target allows; or NULL */
 	const char *quant;  /* scheme name, or NULL */
+	bool derived;	    /* with what the layout's engine derives, by post steps */
 	const char *eplb;   /* JSON text of an engine's map of experts to slots; or NULL */
 	size_t eplb_bytes;
 };

@@ -270,17 +270,54 @@ int make_preset(struct make *make, struct ws_error *err)
 	static const struct json_limits limits = {
 		.bytes_max = 1u << 20, .depth_max = 32, .node_count_max = 1u << 16};
 	const struct builtin_file *file = preset_find(make->model, make->options->layout);
-	const struct json *preset;
 	if (file == NULL)
 		return ws_fail(err, -EINVAL, "layout '%s' has no preset for such a model",
 			       make->options->layout);
-	int rc = json_parse(&make->arena, file->text, strlen(file->text), &limits, &preset, err);
+	int rc = json_parse(&make->arena, file->text, strlen(file->text), &limits, &make->preset,
+			    err);
 	if (rc != 0)
 		return rc;
-	for (const struct json *it = json_get(preset, "params")->first; it != NULL; it = it->next) {
+	for (const struct json *it = json_get(make->preset, "params")->first; it != NULL;
+	     it = it->next) {
 		if (put_preset_param(make, it) != 0)
 			return ws_fail(err, -ENOMEM, "out of memory for the manifest");
 	}
 	check_read(make);
+	return 0;
+}
+
+/* "x" of an entry says whose layers it has; it isn't written. */
+static int put_derived(struct make *make, const struct json *json)
+{
+	static const char *const kept[] = {"mesh", "from", "makes"};
+	struct preset_param param = {.json = json};
+	param.member = arena_array(&make->arena, (size_t)make->layer_end + 1, 1);
+	if (param.member == NULL)
+		return -ENOMEM;
+	param.name_count = expr_tensor_names(json_get(json, "x"), param.names, PARAM_TENSOR_MAX);
+	if (!match(make, &param))
+		return 0;
+	json_begin_object(&make->json, NULL);
+	json_put_text(&make->json, "post", json_text(json, "post", ""));
+	put_each(make, &param);
+	for (size_t i = 0; i < ARRAY_SIZE(kept); i++)
+		json_put_value(&make->json, kept[i], json_get(json, kept[i]));
+	json_end_object(&make->json);
+	return 0;
+}
+
+int make_preset_derived(struct make *make, struct ws_error *err)
+{
+	const struct json *list = json_get(make->preset, "derived");
+	if (list == NULL)
+		findings_add(&make->found, "derived", make->options->layout,
+			     "no post step is known for this layout of such a model: vllm's and "
+			     "sglang's of MLA have one");
+	json_begin_array(&make->json, "derived");
+	for (const struct json *it = list == NULL ? NULL : list->first; it != NULL; it = it->next) {
+		if (put_derived(make, it) != 0)
+			return ws_fail(err, -ENOMEM, "out of memory for the manifest");
+	}
+	json_end_array(&make->json);
 	return 0;
 }
