@@ -190,7 +190,7 @@ static int gather(struct meeting *meeting, uint64_t until_ns, struct ws_error *e
 					err->text, strlen(err->text));
 			break;
 		case LINK_NOTHING:
-			link_wait(meeting->link, -1, MIN(until_ns, clock_ns() + LOOK_NS));
+			link_wait(meeting->link, NULL, 0, MIN(until_ns, clock_ns() + LOOK_NS));
 			break;
 		case LINK_CONNECTED:
 		case LINK_DISCONNECTED:
@@ -281,7 +281,7 @@ static int member_share(struct meeting *meeting, const struct writer *mine, uint
 		else if (event == LINK_REFUSED)
 			rc = -EACCES;
 		else if (event == LINK_NOTHING)
-			link_wait(meeting->link, -1, MIN(until_ns, now + LOOK_NS));
+			link_wait(meeting->link, NULL, 0, MIN(until_ns, now + LOOK_NS));
 	}
 	writer_release(&body);
 	return rc < 0 ? rc : 0;

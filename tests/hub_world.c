@@ -122,7 +122,7 @@ void world_member_forget_hub(struct actor *actor)
 			return;
 		}
 		if (event == LINK_NOTHING)
-			link_wait(actor->member->link, -1, deadline_in_ms(10));
+			link_wait(actor->member->link, NULL, 0, deadline_in_ms(10));
 	}
 }
 

@@ -145,11 +145,11 @@ START_TEST(the_wait_ends_by_another_descriptor_and_by_its_deadline)
 	ck_assert_int_eq(pipe(pipes), 0);
 	listen_here(&hub);
 	uint64_t begin = clock_ns();
-	link_wait(hub.link, pipes[0], begin + 50000000);
+	link_wait(hub.link, pipes, 1, begin + 50000000);
 	ck_assert_uint_ge(clock_ns() - begin, 50000000);
 	ck_assert_int_eq((int)write(pipes[1], "x", 1), 1);
 	begin = clock_ns();
-	link_wait(hub.link, pipes[0], begin + UINT64_C(60000000000));
+	link_wait(hub.link, pipes, 1, begin + UINT64_C(60000000000));
 	ck_assert_uint_lt(clock_ns() - begin, UINT64_C(30000000000));
 	link_close(hub.link);
 	close(pipes[0]);

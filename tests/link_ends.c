@@ -37,7 +37,7 @@ void turn(struct end *end)
 		end->malformed++;
 		break;
 	}
-	link_wait(end->link, -1, clock_ns() + 1000000);
+	link_wait(end->link, NULL, 0, clock_ns() + 1000000);
 }
 
 void turn_for_ms(struct end *a, struct end *b, uint64_t ms)

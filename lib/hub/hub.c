@@ -264,7 +264,7 @@ static void goodbye(struct hub *hub)
 	progress_end(progress, &end);
 	while (waits && clock_ns() < until_ns) {
 		hub_say_over(hub, clock_ns());
-		link_wait(hub->link, -1, clock_ns() + TURN_NS);
+		link_wait(hub->link, NULL, 0, clock_ns() + TURN_NS);
 		frames_hear(hub);
 		waits = false;
 		for (uint32_t i = 0; i < hub->io_count; i++) {
@@ -291,7 +291,7 @@ static void hub_wait(struct hub *hub)
 	uint64_t until_ns = clock_ns() + MIN(TURN_NS, progress->options.lost_ns / 8);
 	if (progress->changed || progress->news)
 		until_ns = say_due_ns(hub);
-	link_wait(hub->link, hub->wake_fd, until_ns);
+	link_wait(hub->link, &hub->wake_fd, 1, until_ns);
 }
 
 static void *hub_thread(void *arg)

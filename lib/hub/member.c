@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,7 +36,6 @@ int member_open(struct member **member_out, const struct member_options *options
 	*member_out = NULL;
 	if (member == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a member");
-	member->poll_fd = -1;
 	member->options = *options;
 	if (member->options.join_ms == 0)
 		member->options.join_ms = JOIN_MS_DEFAULT;
@@ -60,18 +58,10 @@ int member_open(struct member **member_out, const struct member_options *options
 	if (rc == 0)
 		rc = link_dial(&member->link, options->endpoint, options->key, err);
 	member->options.key = NULL;
-	if (rc == 0) {
-		member->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-		if (member->poll_fd < 0)
-			rc = ws_fail(err, -errno, "cannot make an epoll descriptor: %s",
-				     strerror(errno));
-	}
-	if (rc != 0)
-		goto fail;
-	*member_out = member;
-	return 0;
-fail:
-	member_close(member);
+	if (rc == 0)
+		*member_out = member;
+	else
+		member_close(member);
 	return rc;
 }
 
@@ -82,8 +72,6 @@ void member_close(struct member *member)
 	if (member->link != NULL && member->connected && !member->is_over)
 		member_send_empty(member, FRAME_LEAVE);
 	link_close(member->link);
-	if (member->poll_fd >= 0)
-		close(member->poll_fd);
 	member_pairs_clear(member);
 	mem_free(member->pairs);
 	mem_free(member->views);
@@ -319,32 +307,14 @@ void member_step(struct member *member, struct member_event *event_out)
 		member_send_due(member, now_ns);
 }
 
-/* The caller's descriptors, as one. */
-static int fds_gather(struct member *member, const int *fds, int fd_count)
-{
-	if (fd_count <= 1)
-		return fd_count == 1 ? fds[0] : -1;
-	fd_count = MIN(fd_count, MEMBER_FDS_MAX);
-	/* Also after a close and open of the same number: an epoll set forgets closed files. */
-	bool same = fd_count == member->poll_fd_count &&
-		    memcmp(fds, member->poll_fds, sizeof(int) * (size_t)fd_count) == 0;
-	for (int i = 0; i < member->poll_fd_count && !same; i++)
-		epoll_ctl(member->poll_fd, EPOLL_CTL_DEL, member->poll_fds[i], NULL);
-	for (int i = 0; i < fd_count; i++) {
-		struct epoll_event event = {.events = EPOLLIN};
-		member->poll_fds[i] = fds[i];
-		epoll_ctl(member->poll_fd, EPOLL_CTL_ADD, fds[i], &event);
-	}
-	member->poll_fd_count = fd_count;
-	return member->poll_fd;
-}
-
 void member_wait(struct member *member, const int *fds, int fd_count, uint64_t until_ns)
 {
+	/* What was said since the last step mustn't wait for the next one. */
+	uint64_t now_ns = clock_ns();
+	member_send_due(member, now_ns);
 	uint64_t due_ns = member->is_over ? until_ns : MIN(until_ns, member_next_due(member));
 	/* Silence is noticed by looking. */
-	due_ns = MIN(due_ns, clock_ns() + HUB_BEAT_MS * MS_NS);
-	link_wait(member->link, fds_gather(member, fds, fd_count), MIN(due_ns, until_ns));
+	link_wait(member->link, fds, fd_count, MIN(due_ns, now_ns + HUB_BEAT_MS * MS_NS));
 }
 
 uint32_t member_replicas(const struct member *member, struct replica_view *views_out,

@@ -11,8 +11,6 @@
 
 #include "lib/hub/hub_frames.h"
 
-#define MEMBER_FDS_MAX 64
-
 /* A pair frame I said, kept for the generation. */
 struct pair_out {
 	uint32_t to;
@@ -63,8 +61,6 @@ struct member {
 	struct writer ready;   /* the body for ready_attempt */
 	uint64_t ready_attempt, ready_next_ns;
 	struct writer out; /* frames being built */
-
-	int poll_fd, poll_fds[MEMBER_FDS_MAX], poll_fd_count; /* epoll over the caller's fds */
 
 	/* flags, together so that nothing is padded; _due: an event to be yielded */
 	bool connected, hub_heard, hub_lost, found_due;

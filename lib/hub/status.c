@@ -117,7 +117,7 @@ static int ask_turn(struct link *link, uint64_t me, uint64_t *next_ns, struct wr
 		    struct ws_error *err)
 {
 	struct frame frame = {.kind = FRAME_STATUS_ASK, .incarnation = me}, answer;
-	link_wait(link, -1, clock_ns() + ASK_NS / 10);
+	link_wait(link, NULL, 0, clock_ns() + ASK_NS / 10);
 	for (;;) { /* ends when nothing is queued */
 		enum link_event event = link_receive(link, &answer, err);
 		if (event == LINK_NOTHING)

@@ -387,39 +387,41 @@ static bool socket_is_ready(void *socket)
 	       (events & ZMQ_POLLIN) != 0;
 }
 
-static void fd_add(struct pollfd *fds, nfds_t *count, void *socket)
+static int socket_fd(void *socket)
 {
 	int fd = -1;
 	size_t room = sizeof(fd);
 
-	if (socket != NULL && zmq_getsockopt(socket, ZMQ_FD, &fd, &room) == 0)
-		fds[(*count)++] = (struct pollfd){.fd = fd, .events = POLLIN};
+	return socket != NULL && zmq_getsockopt(socket, ZMQ_FD, &fd, &room) == 0 ? fd : -1;
 }
 
 /* By poll, since zmq_poll counts in milliseconds. */
-void link_wait(struct link *link, int other_fd, uint64_t until_ns)
+void link_wait(struct link *link, const int *fds, int fd_count, uint64_t until_ns)
 {
-	struct pollfd fds[4] = {{.fd = other_fd, .events = POLLIN}}; /* below 0: poll ignores it */
-	nfds_t count = 1;
-	int woken = 0;
+	struct pollfd polled[LINK_FDS_MAX + 3];
+	int others = MIN(fd_count, LINK_FDS_MAX), count = 0;
+	bool other = false;
 
-	fd_add(fds, &count, link->zap);
-	fd_add(fds, &count, link->socket);
-	fd_add(fds, &count, link->monitor);
-	while (woken >= 0 && fds[0].revents == 0) { /* ends at until_ns at the latest */
+	for (int i = 0; i < others; i++)
+		polled[count++] = (struct pollfd){.fd = fds[i], .events = POLLIN};
+	/* One that there isn't has -1, which poll passes over. */
+	polled[count++] = (struct pollfd){.fd = socket_fd(link->zap), .events = POLLIN};
+	polled[count++] = (struct pollfd){.fd = socket_fd(link->socket), .events = POLLIN};
+	polled[count++] = (struct pollfd){.fd = socket_fd(link->monitor), .events = POLLIN};
+	while (!other) { /* ends at until_ns at the latest */
 		/* A client that knocks is no reason to wake the caller. */
 		zap_serve(link);
 		if (link->lost || redial_due(link) || socket_is_ready(link->socket) ||
 		    socket_is_ready(link->monitor))
 			return;
-		uint64_t now = clock_ns(), end = until_ns;
-		if (!link->is_hub)
-			end = MIN(end, link->redial_ns);
-		uint64_t ns = end > now ? MIN(end - now, WAIT_NS_MAX) : 0;
+		uint64_t now = clock_ns(),
+			 end = link->is_hub ? until_ns : MIN(until_ns, link->redial_ns),
+			 ns = end > now ? MIN(end - now, WAIT_NS_MAX) : 0;
 		const struct timespec timeout = {.tv_sec = (time_t)(ns / NS_PER_S),
 						 .tv_nsec = (long)(ns % NS_PER_S)};
-		woken = ppoll(fds, count, &timeout, NULL);
-		if (ns == 0)
+		if (ppoll(polled, (nfds_t)count, &timeout, NULL) < 0 || ns == 0)
 			return;
+		for (int i = 0; i < others; i++)
+			other = other || polled[i].revents != 0;
 	}
 }

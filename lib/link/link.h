@@ -74,7 +74,9 @@ int link_send(struct link *link, const struct frame *frame, struct ws_error *err
  */
 enum link_event link_receive(struct link *link, struct frame *frame_out, struct ws_error *err);
 
-/* Waits until link_receive may yield something, other_fd (or -1) is readable, or until_ns. */
-void link_wait(struct link *link, int other_fd, uint64_t until_ns);
+/* Waits until link_receive may yield something, one of LINK_FDS_MAX fds is readable, or until_ns.
+ */
+#define LINK_FDS_MAX 64
+void link_wait(struct link *link, const int *fds, int fd_count, uint64_t until_ns);
 
 #endif
