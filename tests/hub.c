@@ -60,6 +60,43 @@ START_TEST(two_replicas_take_three_versions)
 }
 END_TEST
 
+static uint64_t still_ns(void *arg)
+{
+	return *(const uint64_t *)arg;
+}
+
+static bool push_ended_or_many_turns(const struct world *world, const void *arg)
+{
+	uint32_t *turns = *(uint32_t *const *)arg;
+	return push_ended(world, NULL) || ++*turns == WORLD_WAIT_MS;
+}
+
+/* Nothing on an update's way waits for a beat, a gap between frames or a turn of somebody's loop.
+ */
+START_TEST(an_update_goes_live_while_the_clock_stands_still)
+{
+	struct world world;
+	uint32_t turns = 0, *counted = &turns;
+	world_open(&world, 2, 2, 2, &(struct hub_options){.min_replicas = 2});
+	for (uint32_t i = 2; i < world.count && _i == 1; i++) {
+		actor_kill(&world.actor[i]);
+		world.actor[i].inplace = true;
+		actor_open(&world, &world.actor[i], NULL);
+	}
+	ck_assert(world_run(&world, all_are_wired, NULL));
+	world_run_ms(&world, 3 * HUB_BEAT_MS);
+	uint64_t now_ns = clock_ns();
+	clock_set(still_ns, &now_ns);
+	world_push(&world, 1);
+	(void)world_run(&world, push_ended_or_many_turns, &counted);
+	clock_set(NULL, NULL);
+	ck_assert_uint_lt(turns, WORLD_WAIT_MS);
+	ck_assert_int_eq(push_error(&world, 0)->code, 0);
+	ck_assert_uint_eq(world.actor[2].live, 1);
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(an_inplace_replica_begins_when_all_trainers_push)
 {
 	struct world world;
@@ -445,6 +482,7 @@ Suite *suite(void)
 	tcase_set_timeout(refused, 60);
 	tcase_set_timeout(ends, 60);
 	tcase_add_loop_test(good, two_replicas_take_three_versions, 0, 2);
+	tcase_add_loop_test(good, an_update_goes_live_while_the_clock_stands_still, 0, 2);
 	tcase_add_test(good, an_inplace_replica_begins_when_all_trainers_push);
 	tcase_add_test(good, a_late_replica_comes_in_between_attempts);
 	tcase_add_test(good, versions_that_differ_abort_and_are_both_named);

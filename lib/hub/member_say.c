@@ -173,8 +173,7 @@ void member_say_push(struct member *member, uint64_t version, uint64_t attempt_j
 	/* A want that names the attempt it joins is spent on it. */
 	if (version != 0 && up->want_attempt == 0 && attempt_joined > member->want_joined)
 		up->want_attempt = attempt_joined;
-	member->dirty = member->dirty || up->want != version || up->joined != attempt_joined ||
-			up->sent != attempt_sent;
+	member->dirty = member->dirty || up->want != version || up->joined != attempt_joined;
 	up->want = version;
 	up->joined = attempt_joined;
 	up->sent = attempt_sent;
@@ -185,8 +184,10 @@ void member_say_state(struct member *member, enum rank_state state, uint64_t att
 		      uint64_t live_version, uint64_t last_step_ns, uint64_t bytes_received)
 {
 	struct beat_up *up = &member->up;
-	member->dirty = member->dirty || up->state != state || up->attempt != attempt ||
-			up->live_version != live_version;
+	/* Nobody acts upon READY, which its frame tells, or COMMITTED. */
+	if (state != RANK_READY && state != RANK_COMMITTED)
+		member->dirty = member->dirty || up->state != state || up->attempt != attempt ||
+				up->live_version != live_version;
 	up->state = state;
 	up->attempt = attempt;
 	up->live_version = live_version;

@@ -396,6 +396,7 @@ static void attempt_begin(struct progress *progress, uint64_t version)
 	progress->over = false;
 	progress->attempt_error = (struct ws_error){0};
 	progress->want_ns = 0;
+	bool joined = all_trainers_joined(progress);
 	for (uint32_t i = 0; i < progress->replica_count; i++) {
 		struct replica *replica = &progress->replicas[i];
 		bool in = replica_is_in(progress, i);
@@ -405,10 +406,10 @@ static void attempt_begin(struct progress *progress, uint64_t version)
 			continue;
 		replica->error = (struct ws_error){0};
 		replica->attempt = progress->attempt;
-		replica->waits_trainers = false;
+		bool inplace = false;
 		for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++)
-			replica->waits_trainers = replica->waits_trainers ||
-						  replica_rank(progress, i, rank)->info.inplace;
+			inplace = inplace || replica_rank(progress, i, rank)->info.inplace;
+		replica->waits_trainers = inplace && !joined;
 		word_set(progress, i, replica->waits_trainers ? WORD_NONE : WORD_BEGIN);
 	}
 }
