@@ -169,7 +169,8 @@ int cuda_reach(int device, const void *at, struct ws_error *err);
 
 struct cuda_queue {
 	int device;
-	struct CUstream_st *stream;
+	struct CUstream_st *stream; /* owned unless borrowed */
+	bool borrowed;
 	uint64_t marked, passed;
 	struct CUevent_st *events[CUDA_MARKS_MAX]; /* mark n has event n % CUDA_MARKS_MAX */
 	struct ws_error error;			   /* the first, for ever; code 0: none */
@@ -183,6 +184,9 @@ struct cuda_copy {
 
 /* Open and close leave the caller's current GPU as it was; the others make it the queue's. */
 int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err);
+/* On a stream of somebody else's, who keeps it until close; NULL: on one of its own. */
+int cuda_queue_open_on(struct cuda_queue *queue, int device, struct CUstream_st *stream,
+		       struct ws_error *err);
 /* Waits for what is queued, but not for a GPU that is stuck; harmless on one that isn't open. */
 void cuda_queue_close(struct cuda_queue *queue);
 

@@ -6,18 +6,25 @@
 
 #include "lib/cuda/copy.h"
 
-int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err)
+int cuda_queue_open_on(struct cuda_queue *queue, int device, struct CUstream_st *stream,
+		       struct ws_error *err)
 {
 	int before = cuda_current();
 
-	*queue = (struct cuda_queue){.device = device};
-	int rc = cuda_stream_open(device, &queue->stream, err);
+	*queue =
+		(struct cuda_queue){.device = device, .stream = stream, .borrowed = stream != NULL};
+	int rc = queue->borrowed ? 0 : cuda_stream_open(device, &queue->stream, err);
 	for (uint32_t i = 0; rc == 0 && i < CUDA_MARKS_MAX; i++)
 		rc = cuda_event_open(device, &queue->events[i], err);
 	if (rc != 0)
 		cuda_queue_close(queue);
 	cuda_leave(before);
 	return rc;
+}
+
+int cuda_queue_open(struct cuda_queue *queue, int device, struct ws_error *err)
+{
+	return cuda_queue_open_on(queue, device, NULL, err);
 }
 
 void cuda_queue_close(struct cuda_queue *queue)
@@ -27,7 +34,8 @@ void cuda_queue_close(struct cuda_queue *queue)
 	int before = cuda_current();
 	if (cuda_use(queue->device, NULL) == 0)
 		(void)cuda_stream_settle(queue->stream, queue->device, NULL);
-	cuda_stream_close(queue->stream);
+	if (!queue->borrowed)
+		cuda_stream_close(queue->stream);
 	for (uint32_t i = 0; i < CUDA_MARKS_MAX; i++)
 		cuda_event_close(queue->events[i]);
 	cuda_leave(before);

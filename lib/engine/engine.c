@@ -127,7 +127,7 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 	if (rc == 0)
 		rc = region_open_own(engine, options, err);
 	if (rc == 0)
-		rc = stage_thread_open(engine, err);
+		rc = stage_thread_open(engine, options->stream, err);
 	if (rc != 0) {
 		engine_close(engine);
 		return rc;

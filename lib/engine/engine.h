@@ -44,6 +44,7 @@ static inline uint32_t imm_make(uint64_t attempt, uint32_t op_id)
 
 struct engine;
 struct engine_peer;
+struct CUstream_st; /* what CUDA's header calls cudaStream_t */
 
 /* A NIC to open; one rank's may be of different transports. */
 struct device {
@@ -61,6 +62,8 @@ struct engine_options {
 	enum ws_place place;	/* WS_CUDA: what the stage thread does, a GPU does: sources, targets
 				   and tables lie where it reaches them, and staging on it */
 	int device;		/* which GPU */
+	struct CUstream_st *stream; /* of it: where that is queued, borrowed until close; NULL: one
+				       of the engine's own */
 };
 
 /* Opens NICs, allocates and registers staging, starts the stage thread.  -ENOSPC when op_bytes

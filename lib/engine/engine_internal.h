@@ -145,7 +145,9 @@ struct stage {
 
 /* stage_gpu.c.  On the stage thread but for open and close. */
 struct stage_gpu;
-int stage_gpu_open(struct stage *stage, int device, struct ws_error *err);
+/* stream: the caller's, or NULL for one of its own. */
+int stage_gpu_open(struct stage *stage, int device, struct CUstream_st *stream,
+		   struct ws_error *err);
 void stage_gpu_close(struct stage *stage);
 /* Takes what requests there are and tells what is done; false: there is nothing to do. */
 bool stage_gpu_turn(struct stage *stage);
@@ -157,7 +159,7 @@ const char *stage_gpu_reason(const struct stage *stage);
 bool stage_is_live(const struct stage *stage, uint32_t serial);
 void stage_tell(struct stage *stage);
 
-int stage_thread_open(struct engine *engine, struct ws_error *err);
+int stage_thread_open(struct engine *engine, struct CUstream_st *stream, struct ws_error *err);
 void stage_thread_close(struct engine *engine);
 static inline uint32_t stage_room(const struct stage *stage)
 {

@@ -188,7 +188,7 @@ void stage_cancel(struct stage *stage, uint32_t serial)
 	}
 }
 
-int stage_thread_open(struct engine *engine, struct ws_error *err)
+int stage_thread_open(struct engine *engine, struct CUstream_st *stream, struct ws_error *err)
 {
 	struct stage *stage = mem_alloc(sizeof(*stage));
 	if (stage == NULL)
@@ -201,7 +201,7 @@ int stage_thread_open(struct engine *engine, struct ws_error *err)
 		return ws_fail(err, -errno, "cannot make an eventfd for the stage thread: %s",
 			       strerror(errno));
 	int rc = engine->staging.place == WS_CUDA
-			 ? stage_gpu_open(stage, engine->staging.device, err)
+			 ? stage_gpu_open(stage, engine->staging.device, stream, err)
 			 : 0;
 	if (rc != 0)
 		return rc;

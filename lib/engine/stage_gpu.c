@@ -2,7 +2,8 @@
 /*
  * The stage thread where a GPU does the work: requests become moves, as many as there are become
  * one launch, and while the GPU is at some of these the next is put together.  All launches are on
- * one stream, so they end in the order of the requests, and so do the results.
+ * one stream, its own or the side's, so they end in the order of the requests, and so do the
+ * results.
  */
 #include <errno.h>
 #include <sched.h>
@@ -23,7 +24,8 @@ struct flight {
 };
 
 struct stage_gpu {
-	struct CUstream_st *stream; /* owned */
+	struct CUstream_st *stream; /* owned unless borrowed */
+	bool borrowed;
 	struct flight flights[FLIGHTS];
 	uint32_t first, count; /* launched */
 	uint32_t result_end;   /* of requests that were taken */
@@ -33,14 +35,18 @@ struct stage_gpu {
 	struct ws_error error; /* the first, for ever; code 0: none */
 };
 
-int stage_gpu_open(struct stage *stage, int device, struct ws_error *err)
+int stage_gpu_open(struct stage *stage, int device, struct CUstream_st *stream,
+		   struct ws_error *err)
 {
 	struct stage_gpu *gpu = mem_alloc(sizeof(*gpu));
 	int rc = 0;
 	if (gpu == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for the launches of GPU %d", device);
 	stage->gpu = gpu;
-	rc = cuda_stream_open(device, &gpu->stream, err);
+	gpu->stream = stream;
+	gpu->borrowed = stream != NULL;
+	if (!gpu->borrowed)
+		rc = cuda_stream_open(device, &gpu->stream, err);
 	for (uint32_t i = 0; rc == 0 && i < FLIGHTS; i++)
 		rc = device_batch_open(&gpu->flights[i].batch, device, MOVES_MAX, err);
 	return rc;
@@ -53,7 +59,8 @@ void stage_gpu_close(struct stage *stage)
 		return;
 	for (uint32_t i = 0; i < FLIGHTS; i++)
 		device_batch_close(gpu->flights[i].batch);
-	cuda_stream_close(gpu->stream);
+	if (!gpu->borrowed)
+		cuda_stream_close(gpu->stream);
 	mem_free(gpu);
 	stage->gpu = NULL;
 }
