@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where bytes land: in double mode a spare arena, laid out by each param's arena_offset, whose
- * bytes are copied into the engine's memory after commit; in place the engine's memory itself.
- * Either way a trainer is told by place rows; it needn't know which mode it writes for.
+ * bytes are copied into the engine's memory after commit; in place the engine's memory itself, but
+ * for params that a post step has to make the engine's own of.  Either way a trainer is told by
+ * place rows; it needn't know which mode it writes for.  What steps make is spare in double mode
+ * likewise.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,31 +29,108 @@ static int params_place(struct ws_rollout *rollout, struct ws_error *err)
 	return rc;
 }
 
+static void spare_free(struct ws_rollout *rollout)
+{
+	cuda_queue_close(&rollout->queue);
+	ws_memory_free(&rollout->spare);
+	ws_memory_free(&rollout->made_spare);
+}
+
+static struct ws_memory spare_part(const struct ws_memory *spare, uint64_t offset, uint64_t bytes)
+{
+	return (struct ws_memory){.base = (uint8_t *)spare->base + offset,
+				  .bytes = bytes,
+				  .place = spare->place,
+				  .device = spare->device};
+}
+
+static int spare_alloc(struct ws_rollout *rollout, struct ws_memory *spare, uint64_t bytes,
+		       const char *what, struct ws_error *err)
+{
+	if (bytes == 0)
+		return 0;
+	*spare = rollout->place;
+	int rc = ws_memory_alloc(spare, bytes, err);
+	return rc == 0 ? 0
+		       : ws_fail_in(err, rc, "%s's spare memory for %llu bytes of %s",
+				    rollout->name, (unsigned long long)bytes, what);
+}
+
+/* Where params land: in double all in spare memory, in place those that are staged. */
+static int targets_open(struct ws_rollout *rollout, struct ws_error *err)
+{
+	const struct description *own = &rollout->own;
+	uint64_t staged = 0;
+
+	for (uint32_t i = 0; i < own->params.count; i++)
+		if (own->staged[i])
+			staged += align_up(own->params.params[i].bytes, ARENA_ALIGN);
+	int rc = spare_alloc(rollout, &rollout->spare,
+			     rollout->inplace ? staged : own->params.arena_bytes, "weights", err);
+	staged = 0;
+	for (uint32_t i = 0; rc == 0 && i < own->params.count; i++) {
+		const struct param *param = &own->params.params[i];
+		if (!rollout->inplace) {
+			own->targets[i] =
+				spare_part(&rollout->spare, param->arena_offset, param->bytes);
+		} else if (own->staged[i]) {
+			own->targets[i] = spare_part(&rollout->spare, staged, param->bytes);
+			staged += align_up(param->bytes, ARENA_ALIGN);
+		} else {
+			own->targets[i] = own->memories[i];
+		}
+	}
+	return rc;
+}
+
+/* Where post steps write. */
+static int made_open(struct ws_rollout *rollout, struct ws_error *err)
+{
+	const struct description *own = &rollout->own;
+	const struct rank_steps *steps = &own->steps;
+	uint64_t bytes = 0;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < steps->made_count; i++) {
+		if (i >= steps->derived_count)
+			own->made[i] = own->memories[steps->made[i].param];
+		own->made_now[i] = own->made[i];
+		bytes += align_up(own->made[i].bytes, ARENA_ALIGN);
+		if (own->made[i].place != rollout->place.place ||
+		    own->made[i].device != rollout->place.device)
+			return ws_fail(
+				err, -ENOTSUP,
+				"'%s' doesn't lie where the params of %s do, which it is made "
+				"of",
+				steps->made[i].name, rollout->name);
+	}
+	if (!rollout->inplace)
+		rc = spare_alloc(rollout, &rollout->made_spare, bytes, "what post steps make", err);
+	bytes = 0;
+	for (uint32_t i = 0; rc == 0 && !rollout->inplace && i < steps->made_count; i++) {
+		own->made_now[i] = spare_part(&rollout->made_spare, bytes, own->made[i].bytes);
+		bytes += align_up(own->made[i].bytes, ARENA_ALIGN);
+	}
+	return rc;
+}
+
 int landing_open(struct ws_rollout *rollout, struct ws_error *err)
 {
-	for (uint32_t i = 0; i < rollout->own.params.count; i++)
-		rollout->own.targets[i] = rollout->own.memories[i];
 	int rc = params_place(rollout, err);
-	if (rc != 0 || rollout->inplace || rollout->own.params.arena_bytes == 0)
-		return rc;
-	rollout->spare = rollout->place;
-	if (rollout->place.place == WS_CUDA)
-		rc = cuda_queue_open(&rollout->queue, rollout->place.device, err);
+	if (rc == 0 && rollout->stream != NULL && rollout->place.place != WS_CUDA)
+		return ws_fail(err, -EINVAL,
+			       "%s was given a stream, and its params lie in the host's memory",
+			       rollout->name);
 	if (rc == 0)
-		rc = ws_memory_alloc(&rollout->spare, rollout->own.params.arena_bytes, err);
+		rc = targets_open(rollout, err);
+	if (rc == 0)
+		rc = made_open(rollout, err);
+	if (rc == 0 && !rollout->inplace && rollout->place.place == WS_CUDA)
+		rc = cuda_queue_open_on(&rollout->queue, rollout->place.device, rollout->stream,
+					err);
 	if (rc != 0)
-		return ws_fail_in(err, rc, "%s's spare memory for %llu bytes of weights",
-				  rollout->name, (unsigned long long)rollout->own.params.bytes);
-	for (uint32_t i = 0; i < rollout->own.params.count; i++) {
-		const struct param *param = &rollout->own.params.params[i];
-		rollout->own.targets[i] = (struct ws_memory){
-			.base = (uint8_t *)rollout->spare.base + param->arena_offset,
-			.bytes = param->bytes,
-			.place = rollout->place.place,
-			.device = rollout->place.device,
-		};
-	}
-	return 0;
+		spare_free(rollout);
+	return rc;
 }
 
 int landing_register(struct ws_rollout *rollout, struct ws_error *err)
@@ -60,7 +139,7 @@ int landing_register(struct ws_rollout *rollout, struct ws_error *err)
 	int rc;
 
 	rollout->landing_registered = true;
-	if (rollout->spare.bytes == 0)
+	if (rollout->inplace || rollout->spare.bytes == 0)
 		return memories_add(rollout->engine, rollout->own.targets,
 				    rollout->own.params.count, rollout->own.places, err);
 	rc = engine_region_add(rollout->engine, &rollout->spare, &region, err);
@@ -78,8 +157,7 @@ void landing_drop(struct ws_rollout *rollout, const struct description *before)
 		if (before->params.params[i].bytes > 0)
 			engine_region_drop(rollout->engine, before->places[i].region);
 	rollout->landing_registered = false;
-	cuda_queue_close(&rollout->queue);
-	ws_memory_free(&rollout->spare);
+	spare_free(rollout);
 }
 
 int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
@@ -96,8 +174,25 @@ int ring_fit(struct ws_rollout *rollout, struct ws_error *err)
 void landing_close(struct ws_rollout *rollout)
 {
 	ws_memory_free(&rollout->ring);
-	cuda_queue_close(&rollout->queue);
-	ws_memory_free(&rollout->spare);
+	spare_free(rollout);
+}
+
+/* What goes live in double mode: params where they landed, then what steps have made. */
+static uint32_t live_count(const struct description *own)
+{
+	return own->params.count + own->steps.made_count;
+}
+
+static struct cuda_copy live_copy(const struct description *own, uint32_t index)
+{
+	bool landed = index < own->params.count;
+	uint32_t made = landed ? 0 : index - own->params.count;
+	const struct ws_memory *to = landed ? &own->memories[index] : &own->made[made];
+	const struct ws_memory *from = landed ? &own->targets[index] : &own->made_now[made];
+	bool is_made = landed && own->staged[index];
+
+	return (struct cuda_copy){
+		.to = to->base, .from = from->base, .bytes = is_made ? 0 : to->bytes};
 }
 
 /* By as few launches as it takes, and then it is waited for. */
@@ -109,11 +204,9 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 	uint32_t count = 0;
 	int rc = 0, passed = 0, before = cuda_current();
 
-	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
-		copies[count++] = (struct cuda_copy){.to = rollout->own.memories[i].base,
-						     .from = rollout->own.targets[i].base,
-						     .bytes = rollout->own.memories[i].bytes};
-		if (count == COPY_BATCH || i + 1 == rollout->own.params.count) {
+	for (uint32_t i = 0; rc == 0 && i < live_count(&rollout->own); i++) {
+		copies[count++] = live_copy(&rollout->own, i);
+		if (count == COPY_BATCH || i + 1 == live_count(&rollout->own)) {
 			rc = cuda_queue_copy(queue, copies, count);
 			count = 0;
 		}
@@ -137,12 +230,13 @@ int landing_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 {
 	if (rollout->inplace)
 		return 0;
-	if (rollout->spare.place == WS_CUDA)
+	if (rollout->place.place == WS_CUDA)
 		return gpu_copy_out(rollout, err);
-	for (uint32_t i = 0; i < rollout->own.params.count; i++)
-		if (rollout->own.memories[i].bytes > 0)
-			memcpy(rollout->own.memories[i].base, rollout->own.targets[i].base,
-			       rollout->own.memories[i].bytes);
+	for (uint32_t i = 0; i < live_count(&rollout->own); i++) {
+		struct cuda_copy copy = live_copy(&rollout->own, i);
+		if (copy.bytes > 0)
+			memcpy(copy.to, copy.from, copy.bytes);
+	}
 	return 0;
 }
 
@@ -304,7 +398,9 @@ int padding_zero(struct ws_rollout *rollout, struct ws_error *err)
 			bits = mem_alloc(WINDOW_ELEMENTS / 8);
 		if (bits == NULL)
 			return ws_fail(err, -ENOMEM, "no memory to look for padding");
-		rc = param_padding_zero(param, &rollout->own.memories[i], bits, err);
+		/* A staged param's own memory is of another form. */
+		if (!rollout->own.staged[i])
+			rc = param_padding_zero(param, &rollout->own.memories[i], bits, err);
 		if (rc == 0 && rollout->spare.bytes > 0)
 			rc = param_padding_zero(param, &rollout->own.targets[i], bits, err);
 	}

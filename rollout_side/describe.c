@@ -33,14 +33,24 @@ int description_make(struct description *out, struct plan_source *source, const 
 	rc = manifest_params(parsed, rank, &out->arena, &out->params, err);
 	if (rc != 0)
 		return rc;
-	uint32_t count = out->params.count;
+	rc = manifest_steps(parsed, rank, &out->params, &out->arena, &out->steps, err);
+	if (rc != 0)
+		return rc;
+	uint32_t count = out->params.count, made = out->steps.made_count;
 	out->memories = arena_array(&out->arena, count, sizeof(*out->memories));
 	out->targets = arena_array(&out->arena, count, sizeof(*out->targets));
 	out->places = arena_array(&out->arena, count, sizeof(*out->places));
 	out->added = arena_array(&out->arena, count, sizeof(*out->added));
+	out->staged = arena_array(&out->arena, count, sizeof(*out->staged));
+	out->made = arena_array(&out->arena, made, sizeof(*out->made));
+	out->made_now = arena_array(&out->arena, made, sizeof(*out->made_now));
+	out->made_added = arena_array(&out->arena, made, sizeof(*out->made_added));
 	if (out->memories == NULL || out->targets == NULL || out->places == NULL ||
-	    out->added == NULL)
+	    out->added == NULL || out->staged == NULL || out->made == NULL ||
+	    out->made_now == NULL || out->made_added == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u params", count);
+	for (uint32_t i = out->steps.derived_count; i < made; i++)
+		out->staged[out->steps.made[i].param] = true;
 	return 0;
 }
 
@@ -51,14 +61,47 @@ void description_release(struct description *description)
 	memset(description, 0, sizeof(*description));
 }
 
+uint32_t description_count(const struct description *own)
+{
+	return own->params.count + own->steps.derived_count;
+}
+
+const char *description_name(const struct description *own, uint32_t index)
+{
+	return index < own->params.count ? own->params.params[index].name
+					 : own->steps.made[index - own->params.count].name;
+}
+
+const struct ws_memory *description_memory(const struct description *own, uint32_t index)
+{
+	return index < own->params.count ? &own->memories[index]
+					 : &own->made[index - own->params.count];
+}
+
+static bool has_step(const struct ws_rollout *rollout, const char *name)
+{
+	for (uint32_t i = 0; i < rollout->step_count; i++)
+		if (strcmp(rollout->steps[i].name, name) == 0)
+			return true;
+	return false;
+}
+
 int description_complete(const struct ws_rollout *rollout, struct ws_error *err)
 {
 	const struct description *own = &rollout->own;
 
-	for (uint32_t i = 0; i < own->params.count; i++)
-		if (own->memories[i].base == NULL && own->params.params[i].bytes > 0)
+	for (uint32_t i = 0; i < description_count(own); i++)
+		if (description_memory(own, i)->base == NULL &&
+		    (i >= own->params.count || own->params.params[i].bytes > 0))
 			return ws_fail(err, -EINVAL, "param '%s' of %s was never added",
-				       own->params.params[i].name, rollout->name);
+				       description_name(own, i), rollout->name);
+	for (uint32_t i = 0; i < own->steps.call_count; i++)
+		if (!has_step(rollout, own->steps.calls[i].step))
+			return ws_fail(
+				err, -EINVAL,
+				"the manifest of %s has a post step '%s', and none of that name "
+				"was given: ws_rollout_on_post",
+				rollout->name, own->steps.calls[i].step);
 	return 0;
 }
 
@@ -68,17 +111,25 @@ static void memories_keep(struct description *own, const struct description *bef
 	for (uint32_t i = 0; i < own->params.count; i++) {
 		const struct param *param = &own->params.params[i];
 		int64_t at = rank_params_find(&before->params, param->name);
-		if (at >= 0 && before->params.params[at].bytes == param->bytes)
+		if (at >= 0 && before->params.params[at].bytes == param->bytes &&
+		    before->staged[at] == own->staged[i])
 			own->memories[i] = before->memories[at];
 	}
+	for (uint32_t i = 0; i < own->steps.derived_count; i++)
+		for (uint32_t b = 0; b < before->steps.derived_count; b++)
+			if (before->steps.made[b].bytes == own->steps.made[i].bytes &&
+			    strcmp(before->steps.made[b].name, own->steps.made[i].name) == 0)
+				own->made[i] = before->made[b];
 }
 
-/* Whether the params are the same ones in the same order: then all lies where it did. */
+/* Whether the params are the same ones in the same order: then all lies where it did.  What steps
+ * make is laid out anew. */
 static bool landing_keep(struct description *own, const struct description *before)
 {
 	uint32_t count = own->params.count;
 
-	if (before->params.count != count)
+	if (before->params.count != count || own->steps.made_count > 0 ||
+	    before->steps.made_count > 0)
 		return false;
 	for (uint32_t i = 0; i < count; i++)
 		if (own->params.params[i].bytes != before->params.params[i].bytes ||
@@ -129,6 +180,7 @@ static int run_leave(struct ws_rollout *rollout, uint64_t until_ns, struct ws_er
 	}
 	pthread_join(rollout->thread, NULL);
 	rollout->thread_started = false;
+	(void)posts_close(rollout); /* none runs between two updates */
 	return rollout_wire_suspend(rollout, err);
 }
 

@@ -48,8 +48,9 @@ static void state_say(struct ws_rollout *rollout)
 		return;
 	char waits[MEMBER_WAITS_BYTES] = "";
 	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED &&
-	    !receive_missing(rollout, waits, sizeof(waits)))
-		(void)forwards_missing(rollout, waits, sizeof(waits));
+	    !receive_missing(rollout, waits, sizeof(waits)) &&
+	    !forwards_missing(rollout, waits, sizeof(waits)))
+		(void)posts_waits(rollout, waits, sizeof(waits));
 	member_say_waiting(rollout->member, waits);
 	member_say_forwarded(rollout->member, rollout->bytes_from_rollouts);
 	member_say_state(rollout->member, version->state, version->said_attempt,
@@ -86,6 +87,7 @@ static void arm(struct ws_rollout *rollout)
 	rollout->wire.written = rollout->wire.written || rc == 0;
 	rollout->bytes_from_rollouts = 0;
 	if (rc == 0) {
+		posts_arm(rollout);
 		forwards_armed(rollout);
 		engine_rails_text(rollout->engine, rollout->nic_trouble,
 				  sizeof(rollout->nic_trouble));
@@ -98,6 +100,11 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 {
 	struct hook_slot *slot = &rollout->slot;
 
+	if (action->hook == HOOK_ABORT && !posts_idle(rollout)) {
+		rollout->abort_waits = true;
+		rollout->abort_action = *action;
+		return;
+	}
 	if (action->hook == HOOK_BEGIN)
 		rollout->begin_ns = clock_ns();
 	/* Spare memory needs nothing of the engine: no step has to come first. */
@@ -132,6 +139,7 @@ static void hook_post(struct ws_rollout *rollout, const struct version_action *a
 			.digest_count = digests,
 			.param_digest = rollout->param_digest,
 		};
+		posts_report(rollout, &slot->report);
 		memcpy(slot->report.nic_trouble, rollout->nic_trouble,
 		       sizeof(rollout->nic_trouble));
 		slot->report.nic_count = engine_nics(rollout->engine, slot->report.nics);
@@ -178,6 +186,7 @@ void actions_apply(struct ws_rollout *rollout, const struct version_actions *act
 			arm(rollout);
 			break;
 		case ACT_END:
+			posts_cancel(rollout);
 			if (rollout->engine != NULL)
 				engine_end(rollout->engine);
 			break;
@@ -398,6 +407,7 @@ static void receive_done(struct ws_rollout *rollout, uint32_t receive)
 {
 	const struct pair *pair = rollout_wire_pair_of_receive(rollout, receive);
 
+	posts_landed(rollout, receive);
 	if (pair != NULL && pair->forwards)
 		rollout->bytes_from_rollouts += rollout->wire.program.receives[receive].bytes;
 }
@@ -455,7 +465,8 @@ static bool engine_turn(struct ws_rollout *rollout)
 	    count == (int)ARRAY_SIZE(events))
 		return count > 0;
 	engine_progress(rollout->engine, &progress);
-	if (progress.receives_done < progress.receive_count || !progress.all_sent)
+	if (progress.receives_done < progress.receive_count || !progress.all_sent ||
+	    !posts_done(rollout))
 		return count > 0;
 	rollout->landed_ns = clock_ns();
 	version_landed(&rollout->version, &actions);
@@ -482,6 +493,22 @@ static void hook_turn(struct ws_rollout *rollout)
 	atomic_store_explicit(&slot->state, SLOT_EMPTY, memory_order_release);
 	version_hook_done(&rollout->version, rc, &err, &actions);
 	actions_apply(rollout, &actions);
+}
+
+/* Post steps: what went wrong with one, and the on_abort that waited for it. */
+static void posts_turn(struct ws_rollout *rollout)
+{
+	struct version_actions actions = {0};
+	struct ws_error why;
+
+	if (rollout->version.state == RANK_READY && posts_look(rollout, &why) != 0) {
+		version_failed(&rollout->version, &why, &actions);
+		actions_apply(rollout, &actions);
+	}
+	if (rollout->abort_waits && posts_idle(rollout)) {
+		rollout->abort_waits = false;
+		hook_post(rollout, &rollout->abort_action);
+	}
 }
 
 static void verified_turn(struct ws_rollout *rollout)
@@ -543,6 +570,7 @@ void *rollout_io_main(void *arg)
 		/* What a check found goes out before the state that ends it. */
 		verified_turn(rollout);
 		hook_turn(rollout);
+		posts_turn(rollout);
 		bool happened = member_turn(rollout);
 		happened |= engine_turn(rollout);
 		rails_turn(rollout, happened);

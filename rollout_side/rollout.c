@@ -12,6 +12,8 @@
 
 #include "rollout_side/rollout_internal.h"
 
+#define POST_MS_DEFAULT 30000u
+
 /* ---------------------------------------------------------------- open */
 
 static int options_check(const struct ws_rollout_options *options, struct ws_error *err)
@@ -48,6 +50,8 @@ static int parts_open(struct ws_rollout *rollout, const struct ws_rollout_option
 	rollout->world = options->world;
 	rollout->inplace = options->buffers == WS_INPLACE;
 	rollout->want_digest = options->param_digest;
+	rollout->stream = options->stream;
+	rollout->post_ms = options->post_ms != 0 ? options->post_ms : POST_MS_DEFAULT;
 	if (options->host != NULL)
 		snprintf(rollout->host, sizeof(rollout->host), "%s", options->host);
 	snprintf(rollout->name, sizeof(rollout->name), "rollout %u.%u", options->replica,
@@ -106,6 +110,7 @@ void ws_rollout_close(struct ws_rollout *rollout)
 	} else if (rollout->describing) {
 		rollout_wire_close(rollout, clock_ns());
 	}
+	(void)posts_close(rollout);
 	member_close(rollout->member);
 	engine_close(rollout->engine);
 	rollout_wire_release(rollout);
@@ -118,6 +123,8 @@ void ws_rollout_close(struct ws_rollout *rollout)
 		close(rollout->wake_fd);
 	if (rollout->step_fd >= 0)
 		close(rollout->step_fd);
+	for (uint32_t i = 0; i < rollout->step_count; i++)
+		mem_free(rollout->steps[i].name);
 	mem_free(rollout->hub_text);
 	mem_free(rollout);
 }
@@ -136,48 +143,120 @@ const char *ws_rollout_core(const struct ws_rollout *rollout)
 
 uint32_t ws_rollout_param_count(const struct ws_rollout *rollout)
 {
-	return rollout->own.params.count;
+	return description_count(&rollout->own);
 }
 
 int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
 		     enum ws_dtype *dtype_out, uint64_t *bytes_out)
 {
-	if (index >= rollout->own.params.count)
+	const struct description *own = &rollout->own;
+
+	if (index >= description_count(own))
 		return -EINVAL;
-	const struct param *param = &rollout->own.params.params[index];
-	*name_out = param->name;
-	*dtype_out = param->dtype;
-	*bytes_out = param->bytes;
+	*name_out = description_name(own, index);
+	if (index < own->params.count) {
+		*dtype_out = own->params.params[index].dtype;
+		*bytes_out = own->params.params[index].bytes;
+	} else {
+		*dtype_out = own->steps.made[index - own->params.count].dtype;
+		*bytes_out = own->steps.made[index - own->params.count].bytes;
+	}
+	return 0;
+}
+
+static int no_such_param(const struct ws_rollout *rollout, const char *name, struct ws_error *err)
+{
+	uint32_t count = description_count(&rollout->own);
+
+	return ws_fail(err, -EINVAL, "%s has no param '%s' (it has %u, the first is '%s')",
+		       rollout->name, name, count,
+		       count > 0 ? description_name(&rollout->own, 0) : "");
+}
+
+/* What is derived; params are found faster. */
+static int64_t derived_find(const struct description *own, const char *name)
+{
+	for (uint32_t i = 0; i < own->steps.derived_count; i++)
+		if (strcmp(own->steps.made[i].name, name) == 0)
+			return i;
+	return -1;
+}
+
+static int memory_check(const struct ws_rollout *rollout, const char *name, bool added,
+			const struct ws_memory *memory, uint64_t bytes, bool any_size,
+			struct ws_error *err)
+{
+	if (rollout->thread_started)
+		return ws_fail(err, -EINVAL,
+			       "buffers are added before start, or while describing again");
+	if (added)
+		return ws_fail(err, -EINVAL, "param '%s' was added already", name);
+	if (any_size ? memory->bytes == 0 : memory->bytes != bytes)
+		return ws_fail(err, -EINVAL, "param '%s' has %llu bytes on %s, not %llu", name,
+			       (unsigned long long)bytes, rollout->name,
+			       (unsigned long long)memory->bytes);
+	if (memory->place == WS_CUDA && !cuda_built_in())
+		return ws_fail(err, -ENOTSUP, "param '%s' lies on a GPU; CUDA isn't built in",
+			       name);
+	return 0;
+}
+
+static int derived_add(struct ws_rollout *rollout, const char *name, const struct ws_memory *memory,
+		       struct ws_error *err)
+{
+	struct description *own = &rollout->own;
+	int64_t index = derived_find(own, name);
+
+	if (index < 0)
+		return no_such_param(rollout, name, err);
+	int rc = memory_check(rollout, name, own->made_added[index], memory,
+			      own->steps.made[index].bytes, false, err);
+	if (rc != 0)
+		return rc;
+	own->made[index] = *memory;
+	own->made_added[index] = true;
 	return 0;
 }
 
 int ws_rollout_add(struct ws_rollout *rollout, const char *param, const struct ws_memory *memory,
 		   struct ws_error *err)
 {
-	int64_t index = rank_params_find(&rollout->own.params, param);
+	struct description *own = &rollout->own;
+	int64_t index = rank_params_find(&own->params, param);
 
+	if (index < 0)
+		return derived_add(rollout, param, memory, err);
+	int rc = memory_check(rollout, param, own->added[index], memory,
+			      own->params.params[index].bytes, own->staged[index], err);
+	if (rc != 0)
+		return rc;
+	/* In place it is registered: elsewhere, and all is registered anew. */
+	if (rollout->inplace && own->memories[index].base != memory->base)
+		rollout->landing_kept = false;
+	own->memories[index] = *memory;
+	own->added[index] = true;
+	return 0;
+}
+
+int ws_rollout_on_post(struct ws_rollout *rollout, const char *step,
+		       int (*function)(void *arg, const struct ws_post *post, struct ws_error *err),
+		       void *arg, struct ws_error *err)
+{
 	if (rollout->thread_started)
 		return ws_fail(err, -EINVAL,
-			       "buffers are added before start, or while describing again");
-	if (index < 0)
-		return ws_fail(err, -EINVAL, "%s has no param '%s' (it has %u, the first is '%s')",
-			       rollout->name, param, rollout->own.params.count,
-			       rollout->own.params.count > 0 ? rollout->own.params.params[0].name
-							     : "");
-	if (rollout->own.added[index])
-		return ws_fail(err, -EINVAL, "param '%s' was added already", param);
-	if (memory->bytes != rollout->own.params.params[index].bytes)
-		return ws_fail(err, -EINVAL, "param '%s' has %llu bytes on %s, not %llu", param,
-			       (unsigned long long)rollout->own.params.params[index].bytes,
-			       rollout->name, (unsigned long long)memory->bytes);
-	if (memory->place == WS_CUDA && !cuda_built_in())
-		return ws_fail(err, -ENOTSUP, "param '%s' lies on a GPU; CUDA isn't built in",
-			       param);
-	/* In place it is registered: elsewhere, and all is registered anew. */
-	if (rollout->inplace && rollout->own.memories[index].base != memory->base)
-		rollout->landing_kept = false;
-	rollout->own.memories[index] = *memory;
-	rollout->own.added[index] = true;
+			       "post steps are given before start, or while describing again");
+	if (step == NULL || step[0] == '\0' || function == NULL)
+		return ws_fail(err, -EINVAL, "a post step has a name and a function");
+	for (uint32_t i = 0; i < rollout->step_count; i++)
+		if (strcmp(rollout->steps[i].name, step) == 0)
+			return ws_fail(err, -EINVAL, "post step '%s' was given already", step);
+	if (rollout->step_count == WS_POST_STEPS_MAX)
+		return ws_fail(err, -ENOSPC, "there are %d post steps already", WS_POST_STEPS_MAX);
+	char *name = mem_copy_text(step);
+	if (name == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for post step '%s'", step);
+	rollout->steps[rollout->step_count++] =
+		(struct post_step){.name = name, .function = function, .arg = arg};
 	return 0;
 }
 
@@ -239,11 +318,15 @@ int io_start(struct ws_rollout *rollout, struct ws_error *err)
 	atomic_store(&rollout->describe, DESCRIBE_NONE);
 	rollout->describe_said = false;
 	atomic_store(&rollout->last_step_ns, clock_ns());
-	int rc =
-		thread_start(&rollout->thread, rollout->devices.core.cpu, rollout_io_main, rollout);
+	int rc = posts_open(rollout, err);
 	if (rc != 0)
+		return rc;
+	rc = thread_start(&rollout->thread, rollout->devices.core.cpu, rollout_io_main, rollout);
+	if (rc != 0) {
+		(void)posts_close(rollout);
 		return ws_fail(err, -ENOSPC, "no thread for the I/O of %s: %s", rollout->name,
 			       strerror(rc));
+	}
 	rollout->thread_started = true;
 	return 0;
 }

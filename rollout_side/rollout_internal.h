@@ -10,6 +10,7 @@
  *   forward.c  what this rank sends on to other rollouts (I/O thread)
  *   arena.c    where bytes land: the spare arena or the engine's memory, the ring, place rows
  *   receive.c  the plan's receives as the engine's program
+ *   post.c     post steps: when they are due (I/O thread), and the thread that runs them
  *   version.c  the state machine (pure)
  *   verify.c   digests of params
  *
@@ -77,6 +78,12 @@ struct forward {
 	uint64_t ready_attempt; /* the last ready heard */
 };
 
+/* Which calls of post steps wait for a receive: list[first[r]..first[r + 1]), a call perhaps more
+ * than once; needs[call]: how often it is listed. */
+struct post_program {
+	uint32_t *first, *list, *needs;
+};
+
 struct wire {
 	enum wire_state state;
 	uint64_t generation;
@@ -96,6 +103,7 @@ struct wire {
 	uint32_t *pair_of_member; /* UINT32_MAX: none */
 	uint32_t member_count;
 	struct engine_program program;
+	struct post_program posts;
 	uint64_t op_id_count;
 	uint64_t ring_bytes;	  /* that this plan needs */
 	uint64_t bytes_forwarded; /* in an update */
@@ -128,10 +136,25 @@ struct description {
 	struct ws_memory *targets;   /* where bytes land, by param */
 	struct memory_place *places; /* by param, of targets */
 	bool *added;		     /* by ws_rollout_add, since this manifest was given */
+	bool *staged; /* by param: it lands in spare memory in both modes, its step makes memories[]
+		       */
+	struct rank_steps steps;
+	struct ws_memory *made;	    /* the engine's, by made; of a staged param: its memories[] */
+	struct ws_memory *made_now; /* where steps write: spare in double, else made */
+	bool *made_added;
 };
 
 /* The caller asks to be let out of the run between two updates, the I/O thread answers. */
 enum describe_state { DESCRIBE_NONE = 0, DESCRIBE_ASKED, DESCRIBE_BUSY, DESCRIBE_GRANTED };
+
+/* ---------------------------------------------------------------- post.c */
+struct post_step {
+	char *name; /* owned */
+	int (*function)(void *arg, const struct ws_post *post, struct ws_error *err);
+	void *arg;
+};
+
+struct posts; /* the calls and their thread */
 
 struct ws_rollout {
 	/* constant after start */
@@ -145,9 +168,13 @@ struct ws_rollout {
 	struct ws_rollout_hooks hooks;
 	void *hook_arg;
 	struct description own;
-	struct ws_memory place;	 /* where the params lie; base and bytes are not used */
-	struct ws_memory spare;	 /* owned; double */
-	struct cuda_queue queue; /* owned; double, on a GPU: copies spare memory out */
+	struct ws_memory place;	     /* where the params lie; base and bytes are not used */
+	struct ws_memory spare;	     /* owned; what lands in double, in place what is staged */
+	struct ws_memory made_spare; /* owned; double: what post steps make */
+	struct cuda_queue queue;     /* owned; double, on a GPU: copies spare memory out */
+	void *stream;		     /* the engine's, or NULL */
+	struct post_step steps[WS_POST_STEPS_MAX];
+	uint32_t step_count, post_ms;
 
 	/* shared */
 	struct hook_slot slot;
@@ -169,6 +196,9 @@ struct ws_rollout {
 	struct ws_rollout_report last;
 
 	/* I/O thread */
+	struct posts *posts; /* owned; NULL: there are no calls */
+	bool abort_waits;    /* on_abort isn't handed over before the step that runs is back */
+	struct version_action abort_action;
 	pthread_t thread;
 	bool thread_started;
 	struct member *member;
@@ -197,6 +227,10 @@ int description_make(struct description *out, struct plan_source *source, const 
 		     size_t bytes, uint32_t rank, uint32_t world, struct ws_error *err);
 void description_release(struct description *description);
 int description_complete(const struct ws_rollout *rollout, struct ws_error *err);
+/* By the index of ws_rollout_param: params, then what is derived. */
+uint32_t description_count(const struct description *own);
+const char *description_name(const struct description *own, uint32_t index);
+const struct ws_memory *description_memory(const struct description *own, uint32_t index);
 
 /* io.c */
 void *rollout_io_main(void *arg);
@@ -262,6 +296,28 @@ int receive_lay_out(struct ws_rollout *rollout, struct ws_error *err);
 int receive_program(struct ws_rollout *rollout, struct ws_error *err);
 /* "got 41 of 42 ops of bucket 'model.layers.7' from trainer 3"; false if nothing is missing. */
 bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes);
+
+/* post.c.  Between posts_open and posts_close, by the I/O thread unless said; all of them do
+ * nothing where no step is called on this rank. */
+/* By the caller, before there is an I/O thread. */
+int posts_open(struct ws_rollout *rollout, struct ws_error *err);
+/* By the caller, after it has ended.  Waits for the call that runs; false: it isn't back after as
+ * long as it may take, so its thread now owns what it was given: description and spare memory. */
+bool posts_close(struct ws_rollout *rollout);
+/* What receives the calls wait for, in the wire's arena. */
+int posts_program(struct ws_rollout *rollout, struct ws_error *err);
+void posts_arm(struct ws_rollout *rollout);
+void posts_landed(struct ws_rollout *rollout, uint32_t receive);
+void posts_cancel(struct ws_rollout *rollout);
+/* No call is with the thread. */
+bool posts_idle(const struct ws_rollout *rollout);
+/* All of the attempt's are back, and went well. */
+bool posts_done(const struct ws_rollout *rollout);
+/* Once per attempt: -errno and a sentence for a call that failed, or that isn't back in time. */
+int posts_look(struct ws_rollout *rollout, struct ws_error *why);
+/* "runs post step 'x' of 'param' (3.2 s so far)"; false if none runs. */
+bool posts_waits(const struct ws_rollout *rollout, char *text_out, size_t bytes);
+void posts_report(const struct ws_rollout *rollout, struct ws_rollout_report *report);
 
 /* verify.c */
 int param_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,

@@ -8,8 +8,8 @@
 int param_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
 		 struct ws_error *err)
 {
-	const struct ws_memory *memory = &rollout->own.memories[index];
-	const char *name = rollout->own.params.params[index].name;
+	const struct ws_memory *memory = description_memory(&rollout->own, index);
+	const char *name = description_name(&rollout->own, index);
 	uint64_t seed = digest_bytes(name, strlen(name), 0);
 	void *copy = NULL;
 	int rc = 0;
@@ -31,8 +31,8 @@ int params_digest(const struct ws_rollout *rollout, uint64_t *digest_out, struct
 	uint64_t sum = 0, one = 0;
 	int rc = 0;
 
-	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++) {
-		if (rollout->own.memories[i].bytes == 0)
+	for (uint32_t i = 0; rc == 0 && i < description_count(&rollout->own); i++) {
+		if (description_memory(&rollout->own, i)->bytes == 0)
 			continue;
 		rc = param_digest(rollout, i, &one, err);
 		sum ^= one;
@@ -44,13 +44,15 @@ int params_digest(const struct ws_rollout *rollout, uint64_t *digest_out, struct
 int ws_rollout_digest(const struct ws_rollout *rollout, uint32_t index, uint64_t *digest_out,
 		      struct ws_error *err)
 {
-	if (index >= rollout->own.params.count)
+	const struct description *own = &rollout->own;
+
+	if (index >= description_count(own))
 		return ws_fail(err, -EINVAL, "%s has no param %u, it has %u", rollout->name, index,
-			       rollout->own.params.count);
-	if (rollout->own.memories[index].base == NULL &&
-	    rollout->own.params.params[index].bytes > 0)
+			       description_count(own));
+	if (description_memory(own, index)->base == NULL &&
+	    (index >= own->params.count || own->params.params[index].bytes > 0))
 		return ws_fail(err, -EINVAL, "param '%s' was never added",
-			       rollout->own.params.params[index].name);
+			       description_name(own, index));
 	if (!rollout->whole)
 		return ws_fail(err, -EAGAIN, "%s's memory is being written; ask when it is live",
 			       rollout->name);

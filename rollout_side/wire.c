@@ -257,6 +257,8 @@ static int wire_done(struct ws_rollout *rollout, struct ws_error *err)
 
 	int rc = receive_program(rollout, err);
 	if (rc == 0)
+		rc = posts_program(rollout, err);
+	if (rc == 0)
 		rc = forwards_program(rollout, err);
 	if (rc == 0)
 		rc = engine_set_program(rollout->engine, &wire->program, err);
@@ -313,6 +315,7 @@ static int engine_make(struct ws_rollout *rollout, struct ws_error *err)
 		.wire_digests = rollout->wire.rules.wire_digests,
 		.place = rollout->place.place,
 		.device = rollout->place.device,
+		.stream = rollout->stream,
 	};
 
 	engine_close(rollout->engine);

@@ -4,12 +4,13 @@
  *
  *	ws_rollout_open(&r, &options, &hooks, arg, &err);
  *	for each weight buffer of mine: ws_rollout_add(r, param, &memory, &err);
+ *	for each post step that the manifest names: ws_rollout_on_post(r, step, f, arg, &err);
  *	ws_rollout_start(r, deadline_ms, &err);
  *	the engine's loop: ws_rollout_step(r, &err);         runs hooks, never blocks otherwise
  *	ws_rollout_close(r);
  *
  * Threads: calls come from one thread at a time, the engine's.  Hooks run only inside
- * ws_rollout_step, on that thread.
+ * ws_rollout_step, on that thread; post steps on a thread of weightsync's own.
  */
 #ifndef WS_ROLLOUT_H
 #define WS_ROLLOUT_H
@@ -40,9 +41,9 @@ enum ws_buffers {
 /*
  * Hooks, all optional.  arg comes back.  0 or a negative errno with a sentence in err.  They may
  * take as long as the engine needs; nothing of weightsync is blocked but this rank's progress.
- * On a GPU the memory is written by streams of weightsync's own: kernels that read it must have
- * ended when the hook that stops serving returns 0, and from on_reload on any stream sees the
- * bytes.
+ * On a GPU the memory is written by streams of weightsync's own, or on options.stream: kernels of
+ * other streams that read it must have ended when the hook that stops serving returns 0, and from
+ * on_reload on any stream sees the bytes.
  *
  *   on_begin   an update begins.  In place: stop serving, the memory is poisoned from now on;
  *              -EAGAIN: not yet, called again at the next step until the engine has all its ranks
@@ -64,6 +65,58 @@ struct ws_rollout_hooks {
 	void (*on_abort)(void *arg, uint64_t version, bool serving_old, const struct ws_error *why);
 };
 
+/*
+ * Post steps: what an engine makes of params once they have landed, before a version may go live:
+ * MLA's w_kc and w_vc of kv_b_proj, a kernel's own order of rows.  The manifest names them: an
+ * entry of "derived" lists params and the memory that is made of them; a param with a "post" is
+ * staged: it lands in memory of weightsync's, and the step makes the engine's own of it.
+ *
+ * A step is called once for each of these, at each layer that this rank holds, as soon as all its
+ * params have landed and been unpacked, while others are still under way: one call at a time, in
+ * the order in which they landed.  What it writes is not live: double, spare memory that is copied
+ * into the engine's with everything else, after commit; in place, the engine's own, which is
+ * poisoned since on_begin returned 0.  All calls have ended well before this rank says that the
+ * version has landed, so before on_pause (double), commit and on_reload.
+ *
+ * 0; or a negative errno with a sentence in err: the version is aborted, and the trainers are told
+ * rank, step, param and sentence.  The same for a call that hasn't come back, on a GPU with all
+ * that it queued, within post_ms.  Once a version is aborted no call begins; on_abort waits for the
+ * one that has, and this rank takes no other version before it is back: the others go on without
+ * its replica.  ws_post_cancelled tells a long step to end early.
+ */
+#define WS_DIMS_MAX 6
+
+/* A param that has landed, or memory to make.  Row-major, without gaps. */
+struct ws_post_param {
+	const char *name;
+	enum ws_dtype dtype; /* WS_NONE: to be made, in a form that the engine knows */
+	uint32_t dim_count;
+	uint64_t dim[WS_DIMS_MAX]; /* in elements */
+	/* Of a quantized weight: how many elements by dim lie under one element of its scale, which
+	 * is the next param; the last may be fewer.  0: it isn't quantized, or parts of it have
+	 * scales of their own (a fused param quantized per tensor). */
+	uint64_t block[WS_DIMS_MAX];
+	struct ws_memory memory; /* of the version that isn't live */
+};
+
+/* Valid during the call. */
+struct ws_post {
+	const char *step;
+	uint64_t version;
+	int32_t layer, expert;		    /* -1: none */
+	const struct ws_post_param *params; /* to be read only: they may be forwarded meanwhile */
+	const struct ws_post_param *made;   /* to be written, all of it */
+	uint32_t param_count, made_count;
+	void *stream; /* cudaStream_t to queue work on, waited for by weightsync; NULL: host memory
+		       */
+	const void *cancelled; /* ws_post_cancelled's */
+};
+
+/* Whether the version is given up, so that nobody will look at what is made.  Any thread. */
+WS_API bool ws_post_cancelled(const struct ws_post *post);
+
+#define WS_POST_STEPS_MAX 32
+
 struct ws_rollout_options {
 	const char *hub; /* "tcp://host:port" */
 	const char *key_file;
@@ -82,22 +135,43 @@ struct ws_rollout_options {
 	const char *host;
 	enum ws_buffers buffers;
 	bool param_digest; /* hash all params after each copy, for ws_rollout_last */
+	uint32_t post_ms;  /* one call of a post step, at most; 0: 30000 */
+	/* The engine's cudaStream_t on the GPU where the params lie, borrowed until close; not the
+	 * default stream, but cudaStreamLegacy can be given.  Unpacking, post steps and the copy
+	 * after commit are queued on it, behind what is there.  NULL: streams of weightsync's own.
+	 * With params in host memory: -EINVAL at start. */
+	void *stream;
 };
 
 WS_API int ws_rollout_open(struct ws_rollout **rollout_out,
 			   const struct ws_rollout_options *options,
 			   const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err);
+/* Accepts NULL.  Waits for a post step that runs, but not longer than it may take: then its thread
+ * and the spare memory that it has are left behind. */
 WS_API void ws_rollout_close(struct ws_rollout *rollout);
 /* As ws_trainer_nics and ws_trainer_core. */
 WS_API const char *ws_rollout_nics(const struct ws_rollout *rollout);
 WS_API const char *ws_rollout_core(const struct ws_rollout *rollout);
 
+/* Params that land, and behind them what is derived. */
 WS_API uint32_t ws_rollout_param_count(const struct ws_rollout *rollout);
 WS_API int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
 			    enum ws_dtype *dtype_out, uint64_t *bytes_out);
-/* As ws_trainer_add.  Elements that no canonical tensor covers (padding) are zeroed at start. */
+/* As ws_trainer_add.  Elements that no canonical tensor covers (padding) are zeroed at start.  The
+ * memory of a staged param is what its post step makes: of any size. */
 WS_API int ws_rollout_add(struct ws_rollout *rollout, const char *param,
 			  const struct ws_memory *memory, struct ws_error *err);
+
+/*
+ * The function of a named post step (see struct ws_post); every step that the manifest names on
+ * this rank must have one at start.  Before start, or while describing again.  name is copied; arg
+ * comes back with each call.  -EINVAL for a second function of a name, -ENOSPC beyond
+ * WS_POST_STEPS_MAX.
+ */
+WS_API int ws_rollout_on_post(struct ws_rollout *rollout, const char *step,
+			      int (*function)(void *arg, const struct ws_post *post,
+					      struct ws_error *err),
+			      void *arg, struct ws_error *err);
 
 /* Registers, joins the hub, and waits until it is wired the first time, or deadline_ms. */
 WS_API int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws_error *err);
@@ -165,6 +239,8 @@ struct ws_rollout_report {
 				* copy_ns and reload_ns are inside paused..live */
 	uint64_t ring_bytes;   /* of the receive staging ring in use */
 	char nic_trouble[256]; /* this rank's NICs that aren't in use and why; empty: all are */
+	uint64_t post_ns;      /* in post steps, inside ready..landed */
+	uint32_t post_count;   /* calls of them */
 	uint32_t counter_count, digest_count; /* thresholds reached; wire digests compared */
 	uint64_t param_digest; /* xor over params of xxh3(bytes, seed: name); 0 unless asked */
 	uint32_t nic_count;
