@@ -91,8 +91,10 @@ struct comparison {
 	uint64_t different;
 	struct ws_error *first;
 
-	bool is_scale, is_quantized; /* codes or scales that were made on the way */
+	bool is_coded;		     /* codes or scales, */
+	bool is_scale, is_quantized; /* and that they were made on the way */
 	bool is_shared;		     /* one scale for all tensors of an expert */
+	struct derived derived;	     /* what a post step makes of the param `from` */
 	struct scheme scheme;	     /* of both, and of scales that the checkpoint lists */
 	uint64_t each[TREE_DIM_MAX]; /* elements of the weight by one of the scale; else 1 */
 	struct tree **leaves;	     /* of a scale per tensor, or for several: by element */
@@ -214,7 +216,8 @@ static int shape_param(struct comparison *compare, const struct spot *spot, stru
 		compare->shape[d] = compare->tree->shape[d];
 		compare->each[d] = 1;
 	}
-	if (json_get(spot->param, "q") == NULL)
+	compare->is_coded = json_get(spot->param, "q") != NULL;
+	if (!compare->is_coded)
 		return 0;
 	int rc = oracle_find(spot, &compare->scheme, err);
 	if (rc != 0)
@@ -244,17 +247,36 @@ static struct tree *locate(const struct comparison *compare, const uint64_t *ind
 	*element_out = 0;
 	if (compare->leaves != NULL)
 		return compare->leaves[index[0]];
+	if (compare->derived.from[0] != '\0') {
+		derived_place(&compare->derived, index, below);
+		return tree_locate(compare->tree, below, element_out);
+	}
 	for (uint32_t d = 0; d < compare->dim_count; d++)
 		below[d] = index[d] * compare->each[d];
 	return tree_locate(compare->tree, below, element_out);
 }
 
-/* The bits of the next element in the dtype in which the trainer holds it. */
+/* The bits of an element in the dtype in which the trainer holds it. */
+static int trained_bits(const struct comparison *compare, struct tree *leaf, uint64_t element,
+			void *out, struct ws_error *err)
+{
+	size_t each = ws_dtype_bytes(leaf->trained);
+	uint32_t bits = 0;
+	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
+
+	if (rc != 0)
+		return rc;
+	memcpy(out, leaf->data + element * each, each);
+	memcpy(&bits, out, MIN(each, sizeof(bits)));
+	bits ^= change_mask(leaf->trained, bits, leaf->hash, element, compare->version);
+	memcpy(out, &bits, MIN(each, sizeof(bits)));
+	return 0;
+}
+
+/* Those of the next element. */
 static int expect_trained(struct comparison *compare, struct tree *leaf, uint64_t element,
 			  void *out, struct ws_error *err)
 {
-	size_t each = ws_dtype_bytes(compare->trained);
-	uint32_t bits = 0;
 	int rc = 0;
 
 	if (compare->is_scale) {
@@ -262,17 +284,9 @@ static int expect_trained(struct comparison *compare, struct tree *leaf, uint64_
 		element = oracle_block(&compare->scheme, leaf, element);
 		leaf = leaf->listed;
 	}
-	if (rc == 0 && leaf->data == NULL)
-		rc = load_tensor(compare->reading, leaf, err);
-	if (rc != 0)
-		return rc;
-	if (leaf->trained != compare->trained)
-		return ws_fail(err, -ENOTSUP, "oracle: param '%s' mixes dtypes", compare->param);
-	memcpy(out, leaf->data + element * each, each);
-	memcpy(&bits, out, MIN(each, sizeof(bits)));
-	bits ^= change_mask(leaf->trained, bits, leaf->hash, element, compare->version);
-	memcpy(out, &bits, MIN(each, sizeof(bits)));
-	return 0;
+	if (rc == 0 && leaf->trained != compare->trained)
+		rc = ws_fail(err, -ENOTSUP, "oracle: param '%s' mixes dtypes", compare->param);
+	return rc == 0 ? trained_bits(compare, leaf, element, out, err) : rc;
 }
 
 /* The largest scale of an expert's tensors, each taken alone; a NaN is larger. */
@@ -311,15 +325,53 @@ static int share_scale(const struct comparison *compare, int32_t expert, struct 
 	return rc;
 }
 
+/* A tensor's scales, as they are made on the way. */
+static int make_scales(const struct comparison *compare, struct tree *leaf, struct ws_error *err)
+{
+	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
+
+	if (rc != 0 || leaf->scales != NULL)
+		return rc;
+	return compare->is_shared ? share_scale(compare, leaf->expert, err)
+				  : oracle_scales(&compare->scheme, leaf, compare->version, err);
+}
+
+/* The next element as BF16, of the code and the scale that have landed. */
+static int expect_decoded(struct comparison *compare, struct tree *leaf, uint64_t element,
+			  void *out, struct ws_error *err)
+{
+	const struct scheme *scheme = &compare->scheme;
+	uint64_t block = oracle_block(scheme, leaf, element);
+	uint32_t code = 0, scale_bits = 0;
+	float scale = 0;
+	int rc;
+
+	if (compare->is_quantized) {
+		rc = make_scales(compare, leaf, err);
+		if (rc == 0) {
+			code = oracle_code(scheme, leaf, element, compare->version);
+			scale = leaf->scales[block];
+		}
+	} else {
+		rc = trained_bits(compare, leaf, element, &code, err);
+		if (rc == 0)
+			rc = find_listed(compare, leaf, err);
+		if (rc == 0)
+			rc = trained_bits(compare, leaf->listed, block, &scale_bits, err);
+		if (rc == 0)
+			scale = oracle_value(leaf->listed->trained, scale_bits);
+	}
+	if (rc == 0)
+		memcpy(out, &(uint16_t){oracle_decode(scheme, code, scale)}, sizeof(uint16_t));
+	return rc;
+}
+
 /* The bits of the next code or scale. */
 static int expect_quantized(struct comparison *compare, struct tree *leaf, uint64_t element,
 			    void *out, struct ws_error *err)
 {
 	const struct scheme *scheme = &compare->scheme;
-	int rc = leaf->data == NULL ? load_tensor(compare->reading, leaf, err) : 0;
-	if (rc == 0 && leaf->scales == NULL)
-		rc = compare->is_shared ? share_scale(compare, leaf->expert, err)
-					: oracle_scales(scheme, leaf, compare->version, err);
+	int rc = make_scales(compare, leaf, err);
 	if (rc != 0)
 		return rc;
 	uint32_t bits = compare->is_scale
@@ -344,7 +396,8 @@ static int expect_batch(struct comparison *compare, uint64_t count, uint8_t *wan
 			struct ws_error *err)
 {
 	static _Thread_local uint8_t trained[BATCH * 8];
-	bool made = compare->is_quantized;
+	bool decoded = compare->derived.from[0] != '\0' && compare->is_coded;
+	bool made = compare->is_quantized || decoded;
 	size_t from = ws_dtype_bytes(compare->trained), to = ws_dtype_bytes(compare->dtype);
 	int rc = 0;
 
@@ -355,8 +408,9 @@ static int expect_batch(struct comparison *compare, uint64_t count, uint8_t *wan
 		if (leaf == NULL)
 			memset(out, 0, made ? to : from);
 		else
-			rc = made ? expect_quantized(compare, leaf, element, out, err)
-				  : expect_trained(compare, leaf, element, out, err);
+			rc = decoded ? expect_decoded(compare, leaf, element, out, err)
+			     : made  ? expect_quantized(compare, leaf, element, out, err)
+				     : expect_trained(compare, leaf, element, out, err);
 		advance(compare);
 	}
 	if (rc == 0 && !made)
@@ -432,12 +486,18 @@ int oracle_compare(struct oracle *oracle, const char *param, enum ws_dtype dtype
 	struct spot spot;
 	uint64_t count = bytes / ws_dtype_bytes(dtype), shaped = 1;
 
-	int rc = spot_find(&reading, oracle->rollout, oracle->rank, param, &spot, err);
+	int rc = derived_find(oracle->rollout, param, &compare.derived, err);
+	bool is_derived = compare.derived.from[0] != '\0';
+	if (rc == 0)
+		rc = spot_find(&reading, oracle->rollout, oracle->rank,
+			       is_derived ? compare.derived.from : param, &spot, err);
 	if (rc == 0)
 		rc = tree_make(&reading, &spot, json_get(spot.param, "x"), spot.expert,
 			       &compare.tree, err);
 	if (rc == 0)
 		rc = shape_param(&compare, &spot, err);
+	if (rc == 0 && is_derived)
+		compare.dim_count = derived_shape(&compare.derived, compare.tree, compare.shape);
 	for (uint32_t d = 0; rc == 0 && d < compare.dim_count; d++)
 		shaped *= compare.shape[d];
 	if (rc == 0 && shaped != count)

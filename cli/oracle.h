@@ -100,5 +100,25 @@ int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t versi
 uint32_t oracle_scale_bits(const struct scheme *scheme, float scale);
 uint8_t oracle_code(const struct scheme *scheme, const struct tree *leaf, uint64_t element,
 		    uint64_t version);
+/* Of f32, bf16 or f16 bits; every one of them is an f32. */
+float oracle_value(enum ws_dtype dtype, uint32_t bits);
+/* What a code and its scale mean, as BF16. */
+uint16_t oracle_decode(const struct scheme *scheme, uint32_t code, float scale);
+
+/* ---- oracle_derived.c */
+/* One thing that a post step makes; from is empty where there is none. */
+struct derived {
+	char from[NAME_MAX_BYTES]; /* the param that it is made of */
+	bool is_value;		   /* else of keys */
+	bool turned;		   /* rows of the param are its last dim */
+	uint64_t keys, values;	   /* rows of a head */
+};
+
+int derived_find(const struct json *manifest, const char *name, struct derived *derived_out,
+		 struct ws_error *err);
+/* Returns how many dims it has. */
+uint32_t derived_shape(const struct derived *derived, const struct tree *from, uint64_t *shape_out);
+/* Where in the param its element is from. */
+void derived_place(const struct derived *derived, const uint64_t *index, uint64_t *below);
 
 #endif

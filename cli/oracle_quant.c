@@ -30,8 +30,7 @@ static float float_of(uint32_t bits)
 	return value;
 }
 
-/* Of f32, bf16 or f16 bits; every one of them is an f32. */
-static float value_of(enum ws_dtype dtype, uint32_t bits)
+float oracle_value(enum ws_dtype dtype, uint32_t bits)
 {
 	if (dtype != WS_F16)
 		return float_of(dtype == WS_BF16 ? bits << 16 : bits);
@@ -146,6 +145,13 @@ static float power_above(float value)
 	return part == 0.5f ? value : ldexpf(1, exponent);
 }
 
+/* To nearest even; not for NaN. */
+static uint32_t bf16_of(float value)
+{
+	uint32_t bits = bits_of(value), low = bits & 0xffff;
+	return (bits >> 16) + (low > 0x8000 || (low == 0x8000 && (bits >> 16 & 1) != 0));
+}
+
 uint32_t oracle_scale_bits(const struct scheme *scheme, float scale)
 {
 	if (isnan(scale))
@@ -156,10 +162,7 @@ uint32_t oracle_scale_bits(const struct scheme *scheme, float scale)
 		return isinf(scale)		  ? 0xff
 		       : scale <= ldexpf(1, -127) ? 0
 						  : (uint32_t)(127 + ilogbf(scale));
-	if (scheme->scale == WS_F32)
-		return bits_of(scale);
-	uint32_t bits = bits_of(scale), low = bits & 0xffff;
-	return (bits >> 16) + (low > 0x8000 || (low == 0x8000 && (bits >> 16 & 1) != 0));
+	return scheme->scale == WS_F32 ? bits_of(scale) : bf16_of(scale);
 }
 
 /* What the stored bits mean. */
@@ -186,8 +189,8 @@ static float leaf_value(const struct tree *leaf, uint64_t element, uint64_t vers
 	size_t each = ws_dtype_bytes(leaf->trained);
 	uint32_t bits = 0;
 	memcpy(&bits, leaf->data + element * each, each);
-	return value_of(leaf->trained,
-			bits ^ change_mask(leaf->trained, bits, leaf->hash, element, version));
+	return oracle_value(leaf->trained,
+			    bits ^ change_mask(leaf->trained, bits, leaf->hash, element, version));
 }
 
 int oracle_scales(const struct scheme *scheme, struct tree *leaf, uint64_t version,
@@ -230,4 +233,16 @@ uint8_t oracle_code(const struct scheme *scheme, const struct tree *leaf, uint64
 	else
 		value /= (double)scale;
 	return code_nearest(scheme, (double)(float)value);
+}
+
+uint16_t oracle_decode(const struct scheme *scheme, uint32_t code, float scale)
+{
+	uint32_t size = code & 0x7f, largest = code_largest(scheme->code);
+	bool infinite = scheme->code == WS_F8_E5M2 && size == largest + 1;
+	double value = infinite		? (double)INFINITY
+		       : size > largest ? (double)NAN
+					: scheme->values[size];
+	float product = (float)((code & 0x80 ? -value : value) * (double)scale);
+
+	return isnan(product) ? 0x7fc0 : (uint16_t)bf16_of(product);
 }

@@ -49,7 +49,12 @@ static int find_gpu(const char *kind, const struct launch *launch, int *device_o
 static int memory_alloc(struct rank_memory *memory, const char *kind, const struct launch *launch,
 			struct ws_error *err)
 {
-	uint64_t bytes = MAX(memory->params.arena_bytes, (uint64_t)1);
+	uint64_t bytes = memory->params.arena_bytes;
+	for (uint32_t i = 0; i < memory->steps.derived_count; i++) {
+		memory->derived_offset[i] = bytes;
+		bytes += align_up(memory->steps.made[i].bytes, ARENA_ALIGN);
+	}
+	bytes = MAX(bytes, (uint64_t)1);
 	int rc = ws_memory_alloc(&memory->host, bytes, err);
 
 	if (rc != 0)
@@ -75,6 +80,13 @@ int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest
 {
 	*memory = (struct rank_memory){0};
 	int rc = manifest_params(manifest, rank, &memory->arena, &memory->params, err);
+	if (rc == 0)
+		rc = manifest_steps(manifest, rank, &memory->params, &memory->arena, &memory->steps,
+				    err);
+	memory->derived_offset =
+		arena_array(&memory->arena, memory->steps.derived_count, sizeof(uint64_t));
+	if (rc == 0 && memory->derived_offset == NULL)
+		rc = ws_fail(err, -ENOMEM, "no memory for a rank's params");
 	if (rc == 0)
 		rc = memory_alloc(memory, kind, launch, err);
 	if (rc != 0)
@@ -105,6 +117,20 @@ struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index)
 void *param_bytes(const struct rank_memory *memory, uint32_t index)
 {
 	return (char *)memory->host.base + memory->params.params[index].arena_offset;
+}
+
+struct ws_memory derived_memory(const struct rank_memory *memory, uint32_t index)
+{
+	return (struct ws_memory){.base = (char *)memory->memory.base +
+					  memory->derived_offset[index],
+				  .bytes = memory->steps.made[index].bytes,
+				  .place = memory->memory.place,
+				  .device = memory->memory.device};
+}
+
+void *derived_bytes(const struct rank_memory *memory, uint32_t index)
+{
+	return (char *)memory->host.base + memory->derived_offset[index];
 }
 
 static int copy_all(const struct rank_memory *memory, void *to, const void *from,

@@ -118,8 +118,10 @@ void end_on_signal(bool at_once);
 struct rank_memory {
 	struct arena arena;
 	struct rank_params params;
-	struct ws_memory memory; /* owned */
-	struct ws_memory host;	 /* owned; the same as memory where that is the host's */
+	struct rank_steps steps;
+	uint64_t *derived_offset; /* behind the params, by made; in the arena */
+	struct ws_memory memory;  /* owned */
+	struct ws_memory host;	  /* owned; the same as memory where that is the host's */
 	bool pinned;
 };
 
@@ -131,9 +133,21 @@ void rank_memory_release(struct rank_memory *memory);
 struct ws_memory param_memory(const struct rank_memory *memory, uint32_t index);
 /* Its bytes at the host. */
 void *param_bytes(const struct rank_memory *memory, uint32_t index);
+/* The same of what post steps derive: memory.steps.derived_count. */
+struct ws_memory derived_memory(const struct rank_memory *memory, uint32_t index);
+void *derived_bytes(const struct rank_memory *memory, uint32_t index);
 /* From the host to the GPU, and back: nothing where that is the same. */
 int rank_memory_put(const struct rank_memory *memory, struct ws_error *err);
 int rank_memory_get(const struct rank_memory *memory, struct ws_error *err);
+
+/* ---- post.c: the post steps that a rollout without an engine can run: those of MLA, and of a
+ * staged param that nobody knows, which is held as it landed. */
+struct post_tools;
+
+/* Gives the rollout all that its manifest names.  -ENOTSUP for one that isn't built in. */
+int post_tools_open(struct post_tools **tools_out, struct ws_rollout *rollout,
+		    const struct rank_memory *memory, struct ws_error *err);
+void post_tools_close(struct post_tools *tools); /* after the rollout; accepts NULL */
 
 /* ---- params.c: params filled from the checkpoint, changed by version, at the host. */
 /* Every piece read from the checkpoint and cast to the param's dtype: version 0. */

@@ -25,6 +25,7 @@ struct holder {
 	struct job *job;
 	struct ws_rollout *rollout;
 	struct rank_memory memory;
+	struct post_tools *tools;
 	struct oracle *oracle; /* NULL without --verify */
 	struct sent sent;      /* what it passed on */
 	uint64_t live;	       /* the version that was resumed last */
@@ -33,15 +34,51 @@ struct holder {
 	int status;
 };
 
+/* A param, or what is derived of some. */
+struct held {
+	const char *name;
+	enum ws_dtype dtype;
+	const void *memory; /* at the host */
+	uint64_t bytes;
+	uint32_t dim_count;
+	const uint64_t *dim;
+};
+
+static uint32_t held_count(const struct rank_memory *memory)
+{
+	return memory->params.count + memory->steps.derived_count;
+}
+
+static struct held held_at(const struct rank_memory *memory, uint32_t index)
+{
+	if (index < memory->params.count) {
+		const struct param *param = &memory->params.params[index];
+		return (struct held){.name = param->name,
+				     .dtype = param->dtype,
+				     .memory = param_bytes(memory, index),
+				     .bytes = param->bytes,
+				     .dim_count = param->form->dim_count,
+				     .dim = param->form->dim};
+	}
+	index -= memory->params.count;
+	const struct step_made *made = &memory->steps.made[index];
+	return (struct held){.name = made->name,
+			     .dtype = made->dtype,
+			     .memory = derived_bytes(memory, index),
+			     .bytes = made->bytes,
+			     .dim_count = made->dim_count,
+			     .dim = made->dim};
+}
+
 /* Of all params together.  The engine is paused inside a hook, so the bytes are still. */
 static int weights_digest(const struct holder *holder, uint64_t *digest_out, struct ws_error *err)
 {
 	uint64_t all = 0;
 	int rc = rank_memory_get(&holder->memory, err);
-	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
-		const struct param *param = &holder->memory.params.params[i];
-		all ^= digest_bytes(param_bytes(&holder->memory, i), param->bytes,
-				    digest_bytes(param->name, strlen(param->name), 0));
+	for (uint32_t i = 0; rc == 0 && i < held_count(&holder->memory); i++) {
+		struct held held = held_at(&holder->memory, i);
+		all ^= digest_bytes(held.memory, held.bytes,
+				    digest_bytes(held.name, strlen(held.name), 0));
 	}
 	*digest_out = all;
 	return rc;
@@ -172,12 +209,12 @@ static int verify_version(struct holder *holder, uint64_t version, struct ws_err
 {
 	uint64_t verified = 0, different = 0, contents = holder->job->change ? version : 0;
 	struct ws_error first = {0};
-	for (uint32_t i = 0; i < holder->memory.params.count; i++) {
-		const struct param *param = &holder->memory.params.params[i];
+	for (uint32_t i = 0; i < held_count(&holder->memory); i++) {
+		struct held held = held_at(&holder->memory, i);
 		uint64_t bytes = 0, bad = 0;
-		int rc = oracle_compare(holder->oracle, param->name, param->dtype,
-					param_bytes(&holder->memory, i), param->bytes, contents,
-					&bytes, &bad, first.code == 0 ? &first : NULL, err);
+		int rc = oracle_compare(holder->oracle, held.name, held.dtype, held.memory,
+					held.bytes, contents, &bytes, &bad,
+					first.code == 0 ? &first : NULL, err);
 		if (rc != 0)
 			return ws_fail_in(err, rc, "cannot verify version %" PRIu64, version);
 		verified += bytes;
@@ -208,24 +245,26 @@ static int dump_version(const struct holder *holder, struct ws_error *err)
 		snprintf(path, sizeof(path), "%.*srank%u.%s", folder, holder->job->dump,
 			 holder->job->rank, holder->job->dump + folder);
 	}
-	struct st_tensor *tensors = arena_array(&arena, memory->params.count, sizeof(*tensors));
+	uint32_t count = held_count(memory);
+	struct st_tensor *tensors = arena_array(&arena, count, sizeof(*tensors));
 	if (tensors == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for the dump's header");
-	for (uint32_t i = 0; i < memory->params.count; i++) {
-		const struct param *param = &memory->params.params[i];
-		tensors[i] = (struct st_tensor){.name = param->name,
-						.dtype = param->dtype,
-						.dim_count = param->form->dim_count,
-						.bytes = param->bytes};
-		for (uint32_t d = 0; d < param->form->dim_count; d++)
-			tensors[i].dim[d] = param->form->dim[d];
+	for (uint32_t i = 0; i < count; i++) {
+		struct held held = held_at(memory, i);
+		tensors[i] = (struct st_tensor){.name = held.name,
+						.dtype = held.dtype,
+						.dim_count = held.dim_count,
+						.bytes = held.bytes};
+		for (uint32_t d = 0; d < held.dim_count; d++)
+			tensors[i].dim[d] = held.dim[d];
 	}
 	int rc = rank_memory_get(memory, err);
 	if (rc == 0)
-		rc = st_writer_begin(&file, path, tensors, memory->params.count, err);
-	for (uint32_t i = 0; rc == 0 && i < memory->params.count; i++)
-		rc = st_writer_add(&file, param_bytes(memory, i), memory->params.params[i].bytes,
-				   err);
+		rc = st_writer_begin(&file, path, tensors, count, err);
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		struct held held = held_at(memory, i);
+		rc = st_writer_add(&file, held.memory, held.bytes, err);
+	}
 	if (rc == 0)
 		rc = st_writer_end(&file, err);
 	st_writer_close(&file);
@@ -271,6 +310,10 @@ static int look(struct holder *holder, struct ws_error *err)
 	}
 	if (rc == 0 && holder->job->dump != NULL)
 		rc = dump_version(holder, err);
+	if (rc == 0 && holder->job->verbose && report.post_count > 0)
+		say("weightsync: rollout %u.%u: %" PRIu32 " post steps took %.3f s",
+		    holder->job->replica, holder->job->rank, report.post_count,
+		    (double)report.post_ns / 1e9);
 	if (rc == 0)
 		say_progress(holder, version, "is live");
 	return rc;
@@ -322,12 +365,16 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 		if (job->verbose)
 			say_core(who, ws_rollout_core(holder->rollout));
 	}
-	for (uint32_t i = 0; rc == 0 && i < holder->memory.params.count; i++) {
-		struct ws_memory at = param_memory(&holder->memory, i);
+	for (uint32_t i = 0; rc == 0 && i < held_count(&holder->memory); i++) {
+		uint32_t params = holder->memory.params.count;
+		struct ws_memory at = i < params ? param_memory(&holder->memory, i)
+						 : derived_memory(&holder->memory, i - params);
 		if (at.bytes > 0)
-			rc = ws_rollout_add(holder->rollout, holder->memory.params.params[i].name,
-					    &at, err);
+			rc = ws_rollout_add(holder->rollout, held_at(&holder->memory, i).name, &at,
+					    err);
 	}
+	if (rc == 0)
+		rc = post_tools_open(&holder->tools, holder->rollout, &holder->memory, err);
 	if (rc == 0) {
 		end_on_signal(true);
 		rc = ws_rollout_start(holder->rollout, job->start_ms, err);
@@ -391,6 +438,7 @@ int rollout_role(struct job *job)
 	snprintf(who, sizeof(who), "rollout %u.%u", job->replica, job->rank);
 	say_sent(who, &holder.sent);
 	ws_rollout_close(holder.rollout);
+	post_tools_close(holder.tools);
 	oracle_close(holder.oracle);
 	rank_memory_release(&holder.memory);
 	return holder.status;
