@@ -168,7 +168,7 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		{"cast", 0, OPTION_TEXT, &options->casts, "FROM:TO,..",
 		 "casts that this target allows (f32:bf16)"},
 		{"quant", 0, OPTION_TEXT, &options->quant, "SCHEME",
-		 "quantization scheme of the target"},
+		 "quantize on the way: fp8-block[:N], fp8-channel, .."},
 		{"derived", 0, OPTION_FLAG, &options->derived, NULL,
 		 "with what the engine derives by post steps (vllm, sglang: of MLA's kv_b_proj)"},
 		{"eplb", 0, OPTION_TEXT, &wanted.eplb, "FILE",

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Quantization in manifests that are being made: `--quant` names a scheme for the linear weights
- * of a rollout; a checkpoint that is quantized already brings its scheme and its scales along.
+ * of a rollout, "fp8-block:64" one of other blocks than 128 x 128; a checkpoint that is quantized
+ * already brings its scheme and its scales along.
  */
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "planner/describe.h"
+
+#define BLOCK_SIDE     128
+#define BLOCK_SIDE_MAX 65536
 
 static const struct made_scheme {
 	const char *name, *kind, *suffix;
@@ -16,13 +21,40 @@ static const struct made_scheme {
 	       {"fp8-channel", "channel", "_scale", false, false},
 	       {"fp8-tensor", "tensor", "_scale", false, false}};
 
+/* Up to a colon. */
 static const struct made_scheme *scheme_named(const char *name)
 {
+	size_t bytes = strcspn(name, ":");
 	for (size_t i = 0; i < ARRAY_SIZE(schemes); i++) {
-		if (strcmp(schemes[i].name, name) == 0)
+		if (strlen(schemes[i].name) == bytes && memcmp(schemes[i].name, name, bytes) == 0)
 			return &schemes[i];
 	}
 	return NULL;
+}
+
+static const char *read_side(const char *at, uint64_t *side_out)
+{
+	*side_out = 0;
+	for (; isdigit((unsigned char)*at) && *side_out <= BLOCK_SIDE_MAX; at++)
+		*side_out = *side_out * 10 + (uint64_t)(*at - '0');
+	return at;
+}
+
+/* What stands behind the colon: "64", "64x128" (rows, columns), or nothing. */
+static bool read_block(const char *name, uint64_t block_out[2])
+{
+	const char *at = strchr(name, ':');
+	block_out[0] = block_out[1] = BLOCK_SIDE;
+	if (at == NULL)
+		return true;
+	at = read_side(at + 1, &block_out[0]);
+	block_out[1] = block_out[0];
+	if (*at == 'x')
+		at = read_side(at + 1, &block_out[1]);
+	for (uint32_t d = 0; d < 2; d++)
+		if (block_out[d] == 0 || block_out[d] > BLOCK_SIDE_MAX)
+			return false;
+	return *at == '\0';
 }
 
 /* Qwen's FP8 files have BF16 scales, DeepSeek's and Kimi's F32 (layouts facts 1.3); those of
@@ -75,16 +107,16 @@ static const struct made_scheme *file_scheme(const struct model *model, const ch
 	return NULL;
 }
 
-static void put_scheme(struct json_writer *json, const struct made_scheme *scheme,
-		       const char *scale)
+static void put_scheme(struct json_writer *json, const char *name, const struct made_scheme *scheme,
+		       const uint64_t block[2], const char *scale)
 {
 	json_begin_object(json, "schemes");
-	json_begin_object(json, scheme->name);
+	json_begin_object(json, name);
 	json_put_text(json, "kind", scheme->kind);
 	if (scheme->block) {
 		json_begin_array(json, "block");
-		json_put_integer(json, NULL, 128);
-		json_put_integer(json, NULL, 128);
+		json_put_integer(json, NULL, (int64_t)block[0]);
+		json_put_integer(json, NULL, (int64_t)block[1]);
 		json_end_array(json);
 	}
 	json_put_text(json, "fmt", "e4m3");
@@ -100,6 +132,7 @@ static void put_scheme(struct json_writer *json, const struct made_scheme *schem
 void make_put_scheme(struct make *make)
 {
 	const char *wanted = make->options->quant, *scale = NULL;
+	uint64_t block[2] = {BLOCK_SIDE, BLOCK_SIDE};
 	const struct made_scheme *scheme = file_scheme(make->model, &scale);
 	make->quantized_file = scheme != NULL;
 	if (scheme != NULL && wanted != NULL)
@@ -112,6 +145,14 @@ void make_put_scheme(struct make *make)
 			return findings_add(&make->found, "quant", wanted,
 					    "there are fp8-block, fp8-block-ue8m0, fp8-channel and "
 					    "fp8-tensor");
+		if (!scheme->block && wanted[strlen(scheme->name)] != '\0')
+			return findings_add(&make->found, "quant", wanted,
+					    "'%s' has no blocks, so nothing stands behind it",
+					    scheme->name);
+		if (!read_block(wanted, block))
+			return findings_add(&make->found, "quant", wanted,
+					    "behind the colon stands the side of a block, or its "
+					    "rows and columns: fp8-block:64, fp8-block:64x128");
 		if (make->options->side == SIDE_TRAINER)
 			findings_add(&make->found, "quant", wanted,
 				     "trainers hold unquantized params");
@@ -120,9 +161,9 @@ void make_put_scheme(struct make *make)
 	/* A rule per tensor has a rule for each scale of the file. */
 	if (scheme == NULL || make->ranks.source != FROM_PRESET)
 		return;
-	make->quant = scheme->name;
+	make->quant = wanted != NULL ? wanted : scheme->name;
 	make->scale_suffix = scheme->suffix;
-	put_scheme(&make->json, scheme, scale);
+	put_scheme(&make->json, make->quant, scheme, block, scale);
 }
 
 /* Linear weights are quantized; router, embedding, head, norms, biases and eh_proj aren't. */

@@ -14,7 +14,8 @@
 
 #include "planner/describe.h"
 
-#define FORM_VISITS 8 /* what a form costs of a manifest's visits; a piece costs one more */
+#define FORM_VISITS    8  /* what a form costs of a manifest's visits; a piece costs one more */
+#define BLOCK_SIDE_MIN 16 /* of blocks that are named as a way out */
 
 /* ---- "schemes". */
 
@@ -402,11 +403,61 @@ static uint32_t untorn_size(const struct manifest *manifest, const struct rule *
 	return 0;
 }
 
-/* Says where blocks are torn, and which size of which axis wouldn't. */
+/* The first rank whose part tears a block, at each different coordinate: 0 there is none (or too
+ * much to look at), -EINVAL and why, -ENOMEM. */
+static int find_torn(const struct manifest *manifest, const struct rule *rule,
+		     const struct scaling *scaling, uint32_t *visits_left, struct spot *spot_out,
+		     struct ws_error *err)
+{
+	uint64_t last_key = 0;
+	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
+		uint64_t key = rule_key(rule, rank);
+		struct arena arena = {0};
+		struct form form = {0};
+		/* Ranks in a row mostly share coordinates: DP, and axes that aren't named. */
+		if (rank > 0 && key == last_key)
+			continue;
+		last_key = key;
+		*spot_out = (struct spot){.rank = rank,
+					  .expert_count = rule_expert_count(manifest, rule, rank),
+					  .stacks = rule->view.stacks_experts};
+		int rc = expr_form(rule->expr, spot_out, scaling, &arena, &form, err);
+		*visits_left -= MIN(*visits_left, FORM_VISITS + form.piece_count);
+		arena_release(&arena);
+		if (rc != 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* The largest block that no rank tears, of those that halving the scheme's gives; 0: none, or its
+ * scales are listed. */
+static uint64_t untorn_block(const struct manifest *manifest, const struct rule *rule,
+			     uint32_t *visits_left)
+{
+	struct scaling scaling = scaling_of(manifest, rule);
+	struct quant_scheme smaller = *rule->scheme;
+	const struct expr *leaf = rule->expr;
+	uint64_t *block = smaller.block;
+	struct spot spot;
+	while (leaf->child_count > 0)
+		leaf = leaf->child[0];
+	if (scale_listed(manifest, rule->scheme, leaf->tensor) != UINT32_MAX)
+		return 0;
+	scaling.scheme = &smaller;
+	while (block[0] == block[1] && block[0] % 2 == 0 && block[0] > BLOCK_SIDE_MIN) {
+		block[0] = block[1] = block[0] / 2;
+		if (find_torn(manifest, rule, &scaling, visits_left, &spot, NULL) == 0)
+			return *visits_left > 0 ? block[0] : 0;
+	}
+	return 0;
+}
+
+/* Says where blocks are torn, and which size of which axis wouldn't, or which block. */
 static void say_torn(struct parse *parse, const struct rule *rule, const struct spot *spot,
 		     const char *why, uint32_t *visits_left)
 {
-	char advice[256] = "no smaller size of an axis helps";
+	char advice[256] = "no smaller size of an axis helps", other[64] = "";
 	for (uint32_t i = 0; i < rule->axis_count; i++) {
 		const struct axis *axis = rule->axes[i];
 		if (axis == rule->expert_axis || axis->size == 1)
@@ -419,41 +470,28 @@ static void say_torn(struct parse *parse, const struct rule *rule, const struct 
 			 size, axis->size);
 		break;
 	}
-	findings_add(&parse->found, "block", rule->view.name, "at rank %u %s; %s", spot->rank, why,
-		     advice);
+	uint64_t block = untorn_block(parse->manifest, rule, visits_left);
+	if (block > 0)
+		snprintf(other, sizeof(other), "; or declare blocks of %" PRIu64, block);
+	findings_add(&parse->found, "block", rule->view.name, "at rank %u %s; %s%s", spot->rank,
+		     why, advice, other);
 }
 
-/* Evaluates the scale at each different coordinate: what tears a block is said while reading. */
+/* What tears a block is said while reading. */
 static void check_torn(struct parse *parse, uint32_t index, uint32_t *visits_left)
 {
-	const struct manifest *manifest = parse->manifest;
-	const struct rule *rule = &manifest->rules[index];
-	struct scaling scaling = scaling_of(manifest, rule);
-	uint64_t last_key = 0;
-	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
-		struct spot spot = {.rank = rank,
-				    .expert_count = rule_expert_count(manifest, rule, rank),
-				    .stacks = rule->view.stacks_experts};
-		uint64_t key = rule_key(rule, rank);
-		struct arena arena = {0};
-		struct form form = {0};
-		struct ws_error error;
-		/* Ranks in a row mostly share coordinates: DP, and axes that aren't named. */
-		if (rank > 0 && key == last_key)
-			continue;
-		last_key = key;
-		int rc = expr_form(rule->expr, &spot, &scaling, &arena, &form, &error);
-		*visits_left -= MIN(*visits_left, FORM_VISITS + form.piece_count);
-		arena_release(&arena);
-		parse->out_of_memory = parse->out_of_memory || rc == -ENOMEM;
-		if (rc == 0)
-			continue;
-		say_torn(parse, rule, &spot, error.text, visits_left);
-		/* The weights can be read without it. */
-		parse->readable++;
-		parse->manifest->rule_count--;
+	const struct rule *rule = &parse->manifest->rules[index];
+	struct scaling scaling = scaling_of(parse->manifest, rule);
+	struct spot spot;
+	struct ws_error error;
+	int rc = find_torn(parse->manifest, rule, &scaling, visits_left, &spot, &error);
+	parse->out_of_memory = parse->out_of_memory || rc == -ENOMEM;
+	if (rc == 0)
 		return;
-	}
+	say_torn(parse, rule, &spot, error.text, visits_left);
+	/* The weights can be read without it. */
+	parse->readable++;
+	parse->manifest->rule_count--;
 }
 
 void add_scale_rule(struct parse *parse, uint32_t weight_index, uint32_t *visits_left)

@@ -90,6 +90,11 @@ static const struct real_job {
 	{"kimi-k2", "megatron", "tp=2,pp=2,ep=2,etp=1", "sglang", "tp=2,dp=2,ep=2",
 	 "fp8-block-ue8m0", 1, 400000, false},
 	{"kimi-k2", "zero3", "dp=3,stacked=1", "vllm", "tp=2,ep=2", "fp8-tensor", 2, 400000, true},
+	{"kimi-k2", "megatron", "tp=2,pp=2,ep=2,etp=1", "sglang", "tp=2,fuse_shared=1",
+	 "fp8-tensor", 1, 400000, true},
+	{"qwen3-30b-a3b", "veomni", "dp=4,ep=2", "sglang", "tp=2,ep=2", "fp8-tensor", 2, 16000,
+	 true},
+	{"kimi-k2", "fsdp2", "dp=3", "vllm", "tp=4", "fp8-block:64", 1, 262144, true},
 };
 
 START_TEST(shards_of_frameworks_give_the_codes_of_the_whole)

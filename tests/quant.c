@@ -210,22 +210,23 @@ END_TEST
 static const struct {
 	const char *model, *layout, *mesh, *param, *axis;
 	uint32_t asked, works; /* 0: all do */
+	uint32_t block;	       /* that works as it is; 0: none from 16 on */
 } largest[] = {
-	{"llama-3-70b", "vllm", "tp=64", "gate_up_proj", "dense_tp", 64, 32},
-	{"llama-3-70b", "vllm", "tp=64", "qkv_proj", "attn_tp", 64, 0},
-	{"qwen3-32b", "vllm", "tp=64", "gate_up_proj", "dense_tp", 64, 8},
-	{"qwen3-30b-a3b", "vllm", "tp=32", "w13_weight", "moe_tp", 32, 2},
-	{"qwen3-235b-a22b", "vllm", "tp=64", "w2_weight", "moe_tp", 64, 4},
-	{"glm-4.5", "vllm", "tp=32", "w2_weight", "moe_tp", 32, 4},
-	{"glm-4.5", "vllm", "tp=8", "shared_experts.down_proj", "shared_tp", 8, 4},
-	{"deepseek-v3", "vllm", "tp=32", "w13_weight", "moe_tp", 32, 16},
-	{"deepseek-v3", "vllm", "tp=32", "mlp.down_proj", "dense_tp", 32, 16},
-	{"kimi-k2", "vllm", "tp=64", "mlp.gate_up_proj", "dense_tp", 64, 16},
-	{"kimi-k2", "vllm", "tp=64", "q_b_proj", "attn_tp", 64, 32},
-	{"kimi-k2", "vllm", "tp=64", "o_proj", "attn_tp", 64, 0},
+	{"llama-3-70b", "vllm", "tp=64", "gate_up_proj", "dense_tp", 64, 32, 64},
+	{"llama-3-70b", "vllm", "tp=64", "qkv_proj", "attn_tp", 64, 0, 0},
+	{"qwen3-32b", "vllm", "tp=64", "gate_up_proj", "dense_tp", 64, 8, 16},
+	{"qwen3-30b-a3b", "vllm", "tp=32", "w13_weight", "moe_tp", 32, 2, 0},
+	{"qwen3-235b-a22b", "vllm", "tp=64", "w2_weight", "moe_tp", 64, 4, 0},
+	{"glm-4.5", "vllm", "tp=32", "w2_weight", "moe_tp", 32, 4, 16},
+	{"glm-4.5", "vllm", "tp=8", "shared_experts.down_proj", "shared_tp", 8, 4, 64},
+	{"deepseek-v3", "vllm", "tp=32", "w13_weight", "moe_tp", 32, 16, 64},
+	{"deepseek-v3", "vllm", "tp=32", "mlp.down_proj", "dense_tp", 32, 16, 64},
+	{"kimi-k2", "vllm", "tp=64", "mlp.gate_up_proj", "dense_tp", 64, 16, 32},
+	{"kimi-k2", "vllm", "tp=64", "q_b_proj", "attn_tp", 64, 32, 64},
+	{"kimi-k2", "vllm", "tp=64", "o_proj", "attn_tp", 64, 0, 0},
 };
 
-START_TEST(a_torn_block_is_refused_with_the_largest_size_that_works)
+START_TEST(a_torn_block_is_refused_with_the_largest_size_and_block_that_work)
 {
 	struct arena arena = {0};
 	struct findings findings = {.arena = &arena};
@@ -242,10 +243,76 @@ START_TEST(a_torn_block_is_refused_with_the_largest_size_that_works)
 			continue;
 		found++;
 		ck_assert_msg(strstr(it->text, text) != NULL, "%s", it->text);
+		const char *advice = strstr(it->text, "; or declare blocks of ");
+		uint32_t block = 0;
+		if (advice != NULL)
+			sscanf(advice, "; or declare blocks of %u", &block);
+		ck_assert_msg(block == largest[_i].block, "%s", it->text);
 	}
 	ck_assert_uint_eq(found, largest[_i].works == 0 ? 0 : 1);
 	arena_release(&arena);
 	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+/* ---- A block of another size, by name. */
+
+/* Kimi-K2 at TP 32 was served with blocks of 64 (layouts.md 3.4). */
+START_TEST(a_declared_smaller_block_is_planned_where_the_usual_one_is_torn)
+{
+	static const char *const torn[] = {"fp8-block", "fp8-block:128", "fp8-block:64x128"};
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	struct ws_error err = {0};
+	const struct form *form;
+	for (size_t i = 0; i < ARRAY_SIZE(torn); i++)
+		ck_assert_ptr_null(make("kimi-k2", "vllm", "tp=32", torn[i], &findings));
+	for (const struct finding *it = findings.first; it != NULL; it = it->next)
+		ck_assert_str_eq(it->kind, "block");
+	struct manifest *manifest = make("kimi-k2", "vllm", "tp=32", "fp8-block:64", NULL);
+	ck_assert_str_eq(manifest_quant(manifest), "fp8-block:64");
+	uint32_t i = 0;
+	while (strstr(manifest_rule(manifest, i)->name, "experts.w13_weight_scale_inv") == NULL)
+		i++;
+	ck_ok(manifest_form(manifest, i, 31, &form, &err), err);
+	ck_assert_uint_eq(form->dim[1], 2);
+	ck_assert_uint_eq(form->dim[2], 7168 / 64);
+	manifest_free(manifest);
+	manifest = make("kimi-k2", "vllm", "tp=2", "fp8-block-ue8m0:64x256", NULL);
+	ck_assert_uint_eq(manifest_scheme(manifest, i)->block[0], 64);
+	ck_assert_uint_eq(manifest_scheme(manifest, i)->block[1], 256);
+	manifest_free(manifest);
+	arena_release(&arena);
+}
+END_TEST
+
+static const struct {
+	const char *name, *why;
+} misnamed[] = {
+	{"fp8-block:", "behind the colon stands the side of a block"},
+	{"fp8-block:0", "behind the colon"},
+	{"fp8-block:64x", "behind the colon"},
+	{"fp8-block:64x64x64", "behind the colon"},
+	{"fp8-block:-64", "behind the colon"},
+	{"fp8-block:65537", "behind the colon"},
+	{"fp8-block:18446744073709551680", "behind the colon"},
+	{"fp8-block64", "there are fp8-block, "},
+	{"fp8:64", "there are fp8-block, "},
+	{":64", "there are fp8-block, "},
+	{"fp8-tensor:64", "'fp8-tensor' has no blocks"},
+	{"fp8-channel:", "'fp8-channel' has no blocks"},
+};
+
+START_TEST(a_block_that_is_misnamed_is_refused)
+{
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	ck_assert_ptr_null(make("qwen3-30b-a3b", "vllm", "tp=2", misnamed[_i].name, &findings));
+	ck_assert_uint_eq(findings.count, 1);
+	ck_assert_str_eq(findings.first->kind, "quant");
+	ck_assert_msg(strstr(findings.first->text, misnamed[_i].why) != NULL, "%s",
+		      findings.first->text);
+	arena_release(&arena);
 }
 END_TEST
 
@@ -420,8 +487,10 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, each_value_lies_where_its_block_does, 0, ARRAY_SIZE(cases));
 	tcase_add_test(tc, a_ragged_last_block_has_a_value_of_its_own);
 	tcase_add_test(tc, per_tensor_a_fused_param_has_one_scale_and_a_stack_one_for_each_expert);
-	tcase_add_loop_test(tc, a_torn_block_is_refused_with_the_largest_size_that_works, 0,
-			    ARRAY_SIZE(largest));
+	tcase_add_loop_test(tc, a_torn_block_is_refused_with_the_largest_size_and_block_that_work,
+			    0, ARRAY_SIZE(largest));
+	tcase_add_test(tc, a_declared_smaller_block_is_planned_where_the_usual_one_is_torn);
+	tcase_add_loop_test(tc, a_block_that_is_misnamed_is_refused, 0, ARRAY_SIZE(misnamed));
 	tcase_add_loop_test(tc, schemes_are_checked_while_reading, 0, ARRAY_SIZE(manifests));
 	tcase_add_test(tc, scales_that_are_listed_are_each_tensors_own);
 	tcase_add_loop_test(tc, any_allocation_may_fail, 0, ARRAY_SIZE(schemes));

@@ -44,6 +44,16 @@ fp8 "$kimi" fsdp2 dp=3 f32 fp8-channel vllm tp=2
 fp8 "$kimi" megatron tp=2 f32 fp8-block-ue8m0 sglang tp=2,ep=2
 fp8 "$kimi" zero3 dp=3 f32 fp8-block vllm tp=2 --staging-bytes 2M --recv-staging-bytes 4M
 
+# Experts of 256 rows have no blocks of 128 at tp=4.
+name="a torn block is refused, and what works is named"
+"$ws" manifest --model "$kimi" --side rollout --layout vllm --mesh tp=4 --quant fp8-block >/dev/null 2>"$work/log"
+if grep -q "axis 'moe_tp' that works is 2, not 4; or declare blocks of 64" "$work/log"; then
+	passed "$name"
+else
+	failed "$name" "not what it says" "$work/log"
+fi
+fp8 "$kimi" fsdp2 dp=2 bf16 fp8-block:64 vllm tp=4
+
 # NaN, infinities, subnormals, zeros: whole blocks of some of them.
 spoiled=$work/spoiled
 cp -r "$qwen" "$spoiled"
