@@ -33,6 +33,7 @@
 #define FABRIC_EMPTY_POLLS	8     /* until a poll prepares for blocking */
 #define FABRIC_QUIET_MS		50    /* how long a quiet peer's endpoint is polled */
 #define FABRIC_END_ALONE_MS_MAX 1000  /* how long the end of a shut connection may take */
+#define FABRIC_STEP_MS_MAX	100   /* of that between two polls: it ends by them */
 
 /* What libfabric hands back with a completion; its first member is the provider's to use. */
 struct op_context {
@@ -81,7 +82,8 @@ struct peer {
 	int lost;	      /* tx is closed: what later ops fail with */
 	const char *reason;   /* and why, where that errno doesn't say it */
 	uint64_t quiet_at_ns; /* when the peer said quiet */
-	uint64_t shut_at_ns;  /* when its connections were first shut down */
+	uint64_t asked_at_ns; /* when it was last looked whether its shut connections have ended */
+	uint64_t shut_ns;     /* and for how long that has been waited for */
 };
 
 struct fabric {

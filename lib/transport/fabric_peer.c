@@ -21,6 +21,7 @@
 
 #define ADDRESS_MAGIC UINT32_C(0x31464157)
 #define READ_MAX      16
+#define MS_NS	      UINT64_C(1000000)
 
 /* Of this process: endpoints that stay open for ever, and so remain known to leak checkers. */
 static struct half set_aside[FABRIC_SET_ASIDE_MAX];
@@ -406,7 +407,7 @@ static int incoming_count(const struct peer *peer, bool shut)
 
 static bool elapsed(uint64_t since_ns, uint64_t ms)
 {
-	return clock_ns() - since_ns >= ms * UINT64_C(1000000);
+	return clock_ns() - since_ns >= ms * MS_NS;
 }
 
 /* 0: my rx half may be closed now.  -EAGAIN: poll on.  -EBUSY: it can't be ended. */
@@ -424,9 +425,11 @@ static int rx_quiesce(struct fabric *fabric, struct peer *peer, bool quiet)
 	int count = incoming_count(peer, !quiet || waited);
 	if (count == 0)
 		return 0;
-	if (peer->shut_at_ns == 0)
-		peer->shut_at_ns = clock_ns();
-	return count < 0 || elapsed(peer->shut_at_ns, FABRIC_END_ALONE_MS_MAX) ? -EBUSY : -EAGAIN;
+	uint64_t now_ns = clock_ns();
+	if (peer->asked_at_ns != 0)
+		peer->shut_ns += MIN(now_ns - peer->asked_at_ns, FABRIC_STEP_MS_MAX * MS_NS);
+	peer->asked_at_ns = now_ns;
+	return count < 0 || peer->shut_ns >= FABRIC_END_ALONE_MS_MAX * MS_NS ? -EBUSY : -EAGAIN;
 }
 
 /* Never polled nor closed again: without progress nothing lands, and closing would crash. */
