@@ -110,8 +110,7 @@ START_TEST(nobody_is_written_to_before_it_is_ready)
 	world_arm(world, 1);
 	for (uint32_t s = 0; s < world->sender_count; s++)
 		world->senders[s].peers[1]->ready = false;
-	for (int i = 0; i < 2000; i++)
-		world_step(world);
+	world_settle(world);
 	for (uint32_t i = 0; i < world->sender_count * RECEIVES; i++) {
 		uint32_t first;
 		ck_assert_uint_eq(world->receivers[0].done[i], 1);
@@ -121,9 +120,7 @@ START_TEST(nobody_is_written_to_before_it_is_ready)
 	}
 	for (uint32_t s = 0; s < world->sender_count; s++)
 		engine_peer_ready(world->senders[s].engine, world->senders[s].peers[1]);
-	for (int i = 0; i < 100000 && !world_is_done(world); i++)
-		world_step(world);
-	ck_assert(world_is_done(world));
+	ck_until(world_is_done(world), world_step(world));
 	world_verify(world);
 	world_close(world);
 }
@@ -223,8 +220,7 @@ START_TEST(a_write_outside_the_peers_region_is_never_posted)
 	else
 		send->remote_offset = offsets[_i];
 	world_arm(world, 1);
-	for (int i = 0; i < 1000; i++)
-		world_step(world);
+	world_settle(world);
 	ck_assert_uint_eq(sender->failed, 1);
 	ck_assert_int_eq(sender->last.status, -EPROTO);
 	ck_assert_ptr_eq(sender->last.peer, sender->peers[0]);

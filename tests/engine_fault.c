@@ -10,8 +10,6 @@
 #include "tests/engine_world.h"
 #include "tests/test.h"
 
-#define STEPS_QUIET 1500 /* without a fault everything is done in far fewer */
-
 static struct world *faulty_open(const char *rules, int seed, bool digests)
 {
 	struct world wanted = {.transport = "loop",
@@ -62,7 +60,7 @@ START_TEST(a_failed_op_is_reported_once)
 	struct world *world = faulty_open(rules, _i, _i % 2 == 1);
 	struct side *sender = &world->senders[0];
 	world_arm(world, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	ck_assert_uint_eq(sender->failed, 1);
 	ck_assert_int_eq(sender->last.status, -EIO);
 	ck_assert_uint_eq(sender->last.nic, 0);
@@ -93,7 +91,7 @@ START_TEST(a_peer_whose_op_failed_gets_no_more)
 		if (sender->sends[i].credit_op_id == NONE)
 			ops += engine_op_count(sender->sends[i].bytes, world->op_bytes);
 	world_arm(world, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	ck_assert_uint_ge(sender->failed, 2);
 	ck_assert_uint_le(sender->failed, DEPTH_DEFAULT);
 	ck_assert_uint_gt(ops, DEPTH_DEFAULT);
@@ -109,7 +107,7 @@ START_TEST(a_dropped_op_leaves_a_receive_incomplete_and_is_named)
 	struct world *world = faulty_open(rules, _i, false);
 	uint32_t incomplete = 0, one_missing = 0;
 	world_arm(world, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	for (uint32_t r = 0; r < 2; r++)
 		for (uint32_t i = 0; i < 2 * RECEIVES; i++) {
 			struct side *side = &world->receivers[r];
@@ -134,7 +132,7 @@ START_TEST(a_lost_completion_holds_its_sender_until_the_fence)
 	snprintf(rules, sizeof(rules), "lost_nth=%d", 1 + _i);
 	struct world *world = faulty_open(rules, _i, true);
 	world_arm(world, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	ck_assert_uint_eq(world->senders[0].sends_done, 0);
 	ck_assert_uint_eq(world->senders[0].failed, 0);
 	ck_assert_uint_eq(world->senders[1].sends_done, 1);
@@ -148,11 +146,9 @@ START_TEST(a_repeated_immediate_is_a_stray)
 	snprintf(rules, sizeof(rules), "dup_nth=%d", 1 + _i);
 	struct world *world = faulty_open(rules, _i, false);
 	world_arm(world, 300);
-	for (int i = 0; i < 20000 && receiver_with_stray(world) == NULL; i++)
-		world_step(world);
+	ck_until(receiver_with_stray(world) != NULL, world_step(world));
 	/* A credit that is repeated is seen by nobody here: sender 0 sends only data. */
 	struct side *side = receiver_with_stray(world);
-	ck_assert_ptr_nonnull(side);
 	ck_assert_uint_eq(side->strays, 1);
 	ck_assert_int_eq(side->last.kind, ENGINE_STRAY);
 	ck_assert_int_eq(side->last.stray, STRAY_DUPLICATE);
@@ -162,24 +158,23 @@ START_TEST(a_repeated_immediate_is_a_stray)
 }
 END_TEST
 
+/* The last bad one that it saw is of attempt 1. */
+static bool is_stale(const struct side *side)
+{
+	return side->strays > 0 && side->last.kind == ENGINE_STRAY &&
+	       side->last.stray == STRAY_STALE && side->last.imm >> 24 == 1;
+}
+
 START_TEST(an_immediate_of_an_attempt_that_is_over_is_a_stray)
 {
 	struct world *world = faulty_open("stale=1", 5, false);
 	/* What the rule repeats in the first attempt are duplicates of it. */
 	world_arm(world, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	world_end(world);
 	world_arm(world, 2);
-	uint32_t stale = 0;
-	for (int i = 0; i < 20000 && stale == 0; i++) {
-		world_step(world);
-		for (uint32_t r = 0; r < 2; r++)
-			stale += world->receivers[r].strays > 0 &&
-				 world->receivers[r].last.kind == ENGINE_STRAY &&
-				 world->receivers[r].last.stray == STRAY_STALE &&
-				 world->receivers[r].last.imm >> 24 == 1;
-	}
-	ck_assert_uint_gt(stale, 0);
+	ck_until(is_stale(&world->receivers[0]) || is_stale(&world->receivers[1]),
+		 world_step(world));
 	world_close(world);
 }
 END_TEST
@@ -190,9 +185,7 @@ START_TEST(an_immediate_without_an_attempt_is_a_stray)
 	struct side *receiver = &world->receivers[0];
 	world_arm(world, 1);
 	engine_end(receiver->engine);
-	for (int i = 0; i < 20000 && receiver->strays == 0; i++)
-		world_step(world);
-	ck_assert_uint_gt(receiver->strays, 0);
+	ck_until(receiver->strays > 0, world_step(world));
 	ck_assert_int_eq(receiver->last.stray, STRAY_NO_ATTEMPT);
 	ck_assert_ptr_nonnull(receiver->last.peer);
 	recover(world, 2);
@@ -204,20 +197,14 @@ START_TEST(a_changed_byte_makes_the_digest_wrong)
 	char rules[64];
 	snprintf(rules, sizeof(rules), _i % 2 == 0 ? "corrupt_nth=%d" : "cut_nth=%d", 1 + _i);
 	struct world *world = faulty_open(rules, _i, true);
-	struct side *side = NULL;
 	world_arm(world, 1);
-	for (int i = 0; i < 20000 && side == NULL; i++) {
-		world_step(world);
-		for (uint32_t r = 0; r < 2; r++)
-			if (world->receivers[r].wrong > 0)
-				side = &world->receivers[r];
-	}
-	ck_assert_ptr_nonnull(side);
+	ck_until(world->receivers[0].wrong + world->receivers[1].wrong > 0, world_step(world));
+	struct side *side = &world->receivers[world->receivers[0].wrong > 0 ? 0 : 1];
 	ck_assert_int_eq(side->last.kind, ENGINE_DIGEST_WRONG);
 	ck_assert_ptr_eq(side->last.peer, side->peers[0]);
 	ck_assert(side->last.got != side->last.want);
 	ck_assert_uint_lt(side->last.receive, RECEIVES);
-	steps(world, 100);
+	world_settle(world);
 	ck_assert_uint_eq(side->wrong, 1);
 	ck_assert_uint_eq(side->done[side->last.receive], 0);
 	recover(world, 2);
@@ -253,7 +240,7 @@ START_TEST(a_sender_that_is_gone_can_be_fenced)
 	steps(world, _i);
 	engine_close(dead->engine);
 	dead->engine = NULL;
-	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	uint64_t deadline = deadline_in_ms(PATIENCE_MS);
 	bool open[3] = {true, true, true}, closed;
 	struct side *others[3] = {&world->senders[1], &world->receivers[0], &world->receivers[1]};
 	for (int turn = 0; (open[0] || open[1] || open[2]) && clock_ns() < deadline; turn++) {
@@ -326,7 +313,7 @@ START_TEST(a_lost_nic_is_reported_once_and_left_out_of_the_next_wiring)
 	world_arm(world, 2);
 	steps(world, _i);
 	nic_break(side, 1);
-	steps(world, STEPS_QUIET);
+	world_settle(world);
 	ck_assert_uint_eq(side->lost, 1);
 	ck_assert_uint_eq(side->failed, 0);
 	recover_with(world, 3);
@@ -341,7 +328,7 @@ START_TEST(without_any_nic_a_send_fails_by_name)
 	struct side *side = &world->senders[0];
 	world_arm(world, 1);
 	nic_break(side, 0);
-	steps(world, 20);
+	world_settle(world);
 	ck_assert_uint_eq(side->lost, 1);
 	ck_assert_uint_eq(side->failed, 2); /* one op of each peer */
 	ck_assert_int_eq(side->last.status, -ENETDOWN);

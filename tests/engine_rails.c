@@ -11,8 +11,6 @@
 #include "tests/ends_world.h"
 #include "tests/test.h"
 
-#define WAIT_MS 20000u
-
 /* ------------------------------------------------------------------------------ shares */
 
 struct shares {
@@ -75,7 +73,7 @@ END_TEST
 /* As a side does, turn by turn. */
 static void mend_until(struct ends *ends, struct end *end, uint32_t count)
 {
-	uint64_t until_ns = deadline_in_ms(WAIT_MS);
+	uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 	while (nics_in_use(end->engine) != count) {
 		ck_assert_uint_lt(clock_ns(), until_ns);
 		end_step(&ends->from);
@@ -152,7 +150,7 @@ START_TEST(a_nic_that_cannot_be_opened_again_is_tried_again)
 	ends_fence(&ends);
 	fault_mend();
 	ck_ok(nic_open(&rival, "loop", "net/a1", &err), err);
-	uint64_t until_ns = deadline_in_ms(WAIT_MS);
+	uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 	while (ends.from.engine->nics[1].why.code != -EINVAL) {
 		ck_assert_uint_lt(clock_ns(), until_ns);
 		engine_rails_mend(ends.from.engine);

@@ -10,6 +10,8 @@
 #include "tests/engine_world.h"
 #include "tests/test.h"
 
+#define STEPS_STILL 500 /* with nothing left to be staged everything is done in far fewer */
+
 static struct pair *pair_of(struct world *world, uint32_t s, uint32_t r)
 {
 	return &world->pairs[s * SIDE_MAX + r];
@@ -392,6 +394,23 @@ void world_step(struct world *world)
 	engine_wait(world->receivers[0].engine, -1, -1, clock_ns() + 50000);
 }
 
+static bool is_staging(const struct side *side)
+{
+	return side->engine != NULL && side->engine->stage->outstanding > 0;
+}
+
+void world_settle(struct world *world)
+{
+	uint64_t deadline = deadline_in_ms(PATIENCE_MS);
+	for (int still = 0; still < STEPS_STILL; still++) {
+		ck_assert_msg(clock_ns() < deadline, "it never comes to rest");
+		world_step(world);
+		for (uint32_t i = 0; i < SIDE_MAX; i++)
+			if (is_staging(&world->senders[i]) || is_staging(&world->receivers[i]))
+				still = 0;
+	}
+}
+
 static void side_arm(struct side *side, uint64_t attempt)
 {
 	struct ws_error err;
@@ -434,11 +453,8 @@ void world_end(struct world *world)
 
 void world_update(struct world *world, uint64_t attempt)
 {
-	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
 	world_arm(world, attempt);
-	while (!world_is_done(world) && clock_ns() < deadline)
-		world_step(world);
-	ck_assert(world_is_done(world));
+	ck_until(world_is_done(world), world_step(world));
 	for (uint32_t r = 0; r < world->receiver_count; r++) {
 		struct side *side = &world->receivers[r];
 		for (uint32_t i = 0; i < world->sender_count * RECEIVES; i++)
@@ -464,7 +480,7 @@ void world_fence(struct world *world)
 	struct side *sides[2 * SIDE_MAX];
 	bool open[2 * SIDE_MAX] = {false}, closed[2 * SIDE_MAX] = {false}, any = true, told = false;
 	uint32_t count = 0;
-	uint64_t deadline = deadline_in_ms(DEADLINE_MS);
+	uint64_t deadline = deadline_in_ms(PATIENCE_MS);
 	struct ws_error err;
 	for (uint32_t s = 0; s < world->sender_count; s++)
 		sides[count++] = &world->senders[s];

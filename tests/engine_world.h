@@ -9,14 +9,13 @@
 
 #include "lib/engine/engine_internal.h"
 
-#define SIDE_MAX    3
-#define ROUNDS	    5
-#define SLOTS	    2
-#define RECEIVES    (1 + ROUNDS) /* per sender, at a receiver */
-#define SENDS	    (2 + ROUNDS) /* per receiver, at a sender */
-#define PAIRS_MAX   (SIDE_MAX * SIDE_MAX)
-#define DIRECT_MAX  20000u
-#define DEADLINE_MS 30000u
+#define SIDE_MAX   3
+#define ROUNDS	   5
+#define SLOTS	   2
+#define RECEIVES   (1 + ROUNDS) /* per sender, at a receiver */
+#define SENDS	   (2 + ROUNDS) /* per receiver, at a sender */
+#define PAIRS_MAX  (SIDE_MAX * SIDE_MAX)
+#define DIRECT_MAX 20000u
 
 /* What one sender writes to one receiver. */
 struct pair {
@@ -66,6 +65,8 @@ void world_close(struct world *world); /* and nothing of ours is left allocated 
 void world_connect(struct world *world);
 void world_arm(struct world *world, uint64_t attempt); /* new data; all are ready */
 void world_step(struct world *world);
+/* Steps until nothing is under way any more: what could go on has. */
+void world_settle(struct world *world);
 bool world_is_done(const struct world *world);
 void world_verify(struct world *world);
 void world_end(struct world *world);
