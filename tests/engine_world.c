@@ -148,9 +148,13 @@ static uint32_t pair_program(struct world *world, uint32_t s, uint32_t r, uint32
 			uint64_t bytes = j > 0	     ? pair->ring_bytes
 					 : part == 0 ? pair->direct_bytes
 						     : pair->gather_bytes;
+			/* Some have ops of their own size. */
+			uint64_t op_bytes =
+				(s + r + j + part) % 3 == 0 ? world->op_bytes / 32 * 16 : 0;
 			struct send *send = &sender->sends[sender->program.send_count++];
 			*send = (struct send){.peer = sender->peers[r],
 					      .bytes = bytes,
+					      .op_bytes = op_bytes,
 					      .first_op_id = id,
 					      .local = part == 0 ? pair->direct : NULL,
 					      .local_region = 1,
@@ -166,8 +170,10 @@ static uint32_t pair_program(struct world *world, uint32_t s, uint32_t r, uint32
 			pair->spans[j == 0 ? part : j + 1] = (struct span){
 				.memory = (uint8_t *)receiver->memory.base + send->remote_offset,
 				.bytes = bytes,
+				.op_bytes = op_bytes,
 				.first_op_id = id};
-			id += (uint32_t)engine_op_count(bytes, world->op_bytes);
+			id += (uint32_t)engine_op_count(bytes,
+							op_bytes != 0 ? op_bytes : world->op_bytes);
 		}
 		if (world->digests)
 			sender->digests[sender->program.digest_count++] =

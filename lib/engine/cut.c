@@ -174,12 +174,13 @@ uint64_t cut_digest(const struct span *spans, uint32_t count, uint64_t op_bytes,
 {
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < count; i++) {
-		uint64_t ops = engine_op_count(spans[i].bytes, op_bytes);
+		uint64_t each = spans[i].op_bytes != 0 ? spans[i].op_bytes : op_bytes;
+		uint64_t ops = engine_op_count(spans[i].bytes, each);
 		for (uint32_t k = 0; k < ops; k++) {
 			if (atomic_load_explicit(stop, memory_order_relaxed) != serial)
 				return sum;
-			sum += digest_bytes((const uint8_t *)spans[i].memory + k * op_bytes,
-					    cut_op_bytes(spans[i].bytes, op_bytes, k),
+			sum += digest_bytes((const uint8_t *)spans[i].memory + k * each,
+					    cut_op_bytes(spans[i].bytes, each, k),
 					    spans[i].first_op_id + k);
 		}
 	}

@@ -168,6 +168,8 @@ struct gather_move {
 struct send {
 	struct engine_peer *peer;
 	uint64_t bytes;	      /* > 0; cut into engine_op_count ops */
+	uint64_t op_bytes;    /* of each but the last; 0: the engine's, which is the most.  Multiple
+			       * of 16.  What quantizes whole blocks is cut between blocks */
 	uint32_t first_op_id; /* at the receiver, its base added */
 	const void *local;    /* NULL: gathered by moves */
 	uint32_t local_region;
@@ -194,6 +196,7 @@ struct send_digest {
 struct span {
 	const void *memory;
 	uint64_t bytes;
+	uint64_t op_bytes; /* as in the send */
 	uint32_t first_op_id;
 };
 

@@ -476,6 +476,12 @@ static inline uint32_t engine_event_room(const struct engine *engine)
 }
 void engine_emit(struct engine *engine, const struct engine_event *event);
 
+/* Of a send or a span that may have its own. */
+static inline uint64_t engine_op_bytes(const struct engine *engine, uint64_t own)
+{
+	return own != 0 ? own : engine->op_bytes;
+}
+
 static inline uint8_t *engine_block_memory(const struct engine *engine, uint32_t block)
 {
 	return (uint8_t *)engine->staging.base + block * engine->op_bytes;

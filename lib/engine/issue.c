@@ -51,7 +51,7 @@ static int data_post(struct engine *engine, struct engine_peer *peer, enum op_ki
 		     uint32_t index, uint32_t op, uint32_t block)
 {
 	const struct send *send = &engine->program.given.sends[index];
-	uint64_t offset = op * engine->op_bytes;
+	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes), offset = op * op_bytes;
 	const struct post post = {
 		.kind = kind,
 		.peer = peer,
@@ -63,7 +63,7 @@ static int data_post(struct engine *engine, struct engine_peer *peer, enum op_ki
 		.local_region = kind == OP_DIRECT ? send->local_region : engine->staging_region,
 		.remote_region = send->remote_region,
 		.remote_offset = send->remote_offset + offset,
-		.bytes = cut_op_bytes(send->bytes, engine->op_bytes, op),
+		.bytes = cut_op_bytes(send->bytes, op_bytes, op),
 	};
 	/* An offset that wrapped can't be inside. */
 	if (post.remote_offset < offset)

@@ -107,13 +107,33 @@ static int moves_check(const struct engine_program *given, const struct move *mo
 	return rc;
 }
 
-/* Every move of a send, and whether one of them does more than cast. */
-static int gather_check(const struct engine_program *given, const struct send *send,
-			bool *quantizes_out, struct ws_error *err)
+/* No op tears a block whose maximum is found and whose codes are made at once. */
+static int blocks_check(const struct gather_move *gather, uint64_t op_bytes, uint32_t index,
+			struct ws_error *err)
 {
+	uint64_t begin = gather->wire_offset, end = begin + move_element_count(&gather->move);
+	if (gather->move.kind != MOVE_QUANTIZE_WHOLE)
+		return 0;
+	/* A code is a byte. */
+	for (uint64_t at = (begin / op_bytes + 1) * op_bytes; at < end; at += op_bytes)
+		if (!convert_ends_block(&gather->move, at - begin))
+			return ws_fail(err, -EINVAL,
+				       "move %u quantizes whole blocks, and ops of %llu bytes tear "
+				       "one",
+				       index, (unsigned long long)op_bytes);
+	return 0;
+}
+
+/* Every move of a send, and whether one of them does more than cast. */
+static int gather_check(const struct engine *engine, const struct send *send, bool *quantizes_out,
+			struct ws_error *err)
+{
+	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes);
 	int rc = cut_check(send->moves, send->move_count, send->bytes, err);
 	for (uint32_t i = 0; rc == 0 && i < send->move_count; i++) {
-		rc = tables_check(given, &send->moves[i].move, i, err);
+		rc = tables_check(&engine->program.given, &send->moves[i].move, i, err);
+		if (rc == 0)
+			rc = blocks_check(&send->moves[i], op_bytes, i, err);
 		*quantizes_out |= send->moves[i].move.kind != MOVE_CAST;
 	}
 	return rc;
@@ -128,8 +148,7 @@ static int local_check(struct engine *engine, const struct send *send, uint32_t 
 		if (engine->block_count == 0)
 			return ws_fail(err, -EINVAL,
 				       "send %u is gathered, but the engine has no staging", index);
-		int rc = gather_check(&engine->program.given, send,
-				      &engine->program.sends[index].quantizes, err);
+		int rc = gather_check(engine, send, &engine->program.sends[index].quantizes, err);
 		return rc == 0 ? 0 : ws_fail_in(err, rc, "send %u", index);
 	}
 	const struct region *region = region_find(engine, send->local_region);
@@ -146,7 +165,13 @@ static int send_take(struct engine *engine, uint32_t index, struct ws_error *err
 {
 	struct program *program = &engine->program;
 	const struct send *send = &program->given.sends[index];
-	uint64_t ops = engine_op_count(send->bytes, engine->op_bytes);
+	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes);
+	uint64_t ops = engine_op_count(send->bytes, op_bytes);
+	if (op_bytes > engine->op_bytes || op_bytes % 16 != 0)
+		return ws_fail(err, -EINVAL,
+			       "send %u has ops of %llu bytes: no multiple of 16, or above %llu",
+			       index, (unsigned long long)op_bytes,
+			       (unsigned long long)engine->op_bytes);
 	if (send->peer == NULL || send->bytes == 0 || ops > OP_ID_MAX ||
 	    send->first_op_id + ops > (uint64_t)OP_ID_MAX + 1)
 		return ws_fail(

@@ -38,8 +38,8 @@ static void do_send_op(const struct engine *engine, struct stage_result *result)
 {
 	const struct stage_request *request = &result->request;
 	const struct send *send = &engine->program.given.sends[request->index];
-	uint64_t from = request->op * engine->op_bytes;
-	uint64_t bytes = cut_op_bytes(send->bytes, engine->op_bytes, request->op);
+	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes), from = request->op * op_bytes;
+	uint64_t bytes = cut_op_bytes(send->bytes, op_bytes, request->op);
 	const uint8_t *memory = (const uint8_t *)send->local + from;
 	if (request->kind == STAGE_GATHER) {
 		uint8_t *block = engine_block_memory(engine, request->block);

@@ -19,6 +19,7 @@
 struct flight {
 	struct device_batch *batch; /* owned */
 	uint32_t moves;
+	bool finds; /* some of them are QUANTIZE_WHOLE: maxima that scales may be made of next */
 	uint32_t result_end; /* results in front of it are done when this launch is */
 	uint64_t launched_ns;
 };
@@ -129,6 +130,7 @@ static bool flight_end(struct stage *stage)
 	gpu->ended_ns = now;
 	device_batch_clear(flight->batch);
 	flight->moves = 0;
+	flight->finds = false;
 	gpu->first = (gpu->first + 1) % FLIGHTS;
 	gpu->count--;
 	results_publish(stage, flight->result_end);
@@ -157,16 +159,21 @@ static int move_take(void *arg, const struct move *move)
 	struct ws_error full = {0};
 	if (gpu->error.code != 0)
 		return -EIO;
+	/* Moves of a launch have no order, and launches do. */
+	if (move->kind == MOVE_SCALE && flight_next(gpu)->finds)
+		flight_launch(stage, gpu->result_end);
 	int rc = device_batch_add(flight_next(gpu)->batch, move, &full);
 	if (rc == -ENOSPC && flight_next(gpu)->moves > 0) {
 		flight_launch(stage, gpu->result_end);
 		full = (struct ws_error){0};
 		rc = device_batch_add(flight_next(gpu)->batch, move, &full);
 	}
-	if (rc == 0)
+	if (rc == 0) {
 		flight_next(gpu)->moves++;
-	else if (gpu->error.code == 0) /* its text may be told already, and be read */
+		flight_next(gpu)->finds |= move->kind == MOVE_QUANTIZE_WHOLE;
+	} else if (gpu->error.code == 0) { /* its text may be told already, and be read */
 		gpu->error = full;
+	}
 	return rc;
 }
 
@@ -189,8 +196,9 @@ static void request_take(struct stage *stage, const struct stage_request *reques
 	switch (request->kind) {
 	case STAGE_GATHER: {
 		const struct send *send = &given->sends[request->index];
-		uint64_t from = request->op * engine->op_bytes;
-		uint64_t bytes = cut_op_bytes(send->bytes, engine->op_bytes, request->op);
+		uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes);
+		uint64_t from = request->op * op_bytes;
+		uint64_t bytes = cut_op_bytes(send->bytes, op_bytes, request->op);
 		(void)cut_boxes(send->moves, send->move_count, from, from + bytes,
 				engine_block_memory(engine, request->block), move_take, stage);
 		break;
