@@ -126,6 +126,7 @@ static int part_kind(struct planning *planning, const struct ends *ends, const s
 		shape_normalize(raw, NULL);
 		return 0;
 	}
+	part->whole = grid_is_whole(&ends->geometry->grid, box);
 	struct plan_blocks blocks = table_blocks(&ends->geometry->grid, ends->table, box);
 	shape_normalize(raw, &blocks);
 	part->blocks = blocks_keep(planning, &blocks);

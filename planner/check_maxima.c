@@ -148,6 +148,23 @@ static const char *follow_blocks(const struct maxima_part *where, const struct p
 	return NULL;
 }
 
+/* Whether the part has all elements of its blocks.  What is under one scale for all may have
+ * fellows. */
+static bool is_whole(const struct maxima_part *at, const struct met *met)
+{
+	const struct table_view *view = &at->from->tables[met->table];
+	const struct tensor_rule *rule = at->from->names[met->table].rule;
+	const struct box *box = &met->elements;
+
+	for (uint32_t d = 0; d < box->dim_count; d++) {
+		uint64_t end = box->offset[d] + box->extent[d];
+		if (box->offset[d] % view->each[d] != 0 ||
+		    (end % view->each[d] != 0 && end < rule->dim[d]))
+			return false;
+	}
+	return met->exact && view->scheme->kind != SCHEME_TENSOR;
+}
+
 /* ---- What is needed. */
 
 static bool box_inside(const struct box *box, const struct box *of)
@@ -221,6 +238,9 @@ int check_codes(const struct maxima_part *at, const struct stored_copy *copy,
 		struct table_view *table = &at->from->tables[met.table];
 		*why = "its scheme isn't its target's";
 		if (table->scheme != part->scheme)
+			return 1;
+		*why = "a block of which it has a part is to be whole";
+		if (part->whole && !is_whole(at, &met))
 			return 1;
 		rc = need_add(at->checking, &at->from->tables[table->group], &met.blocks);
 		moved.src_offset += (uint64_t)copy->src_step;

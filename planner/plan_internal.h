@@ -219,6 +219,7 @@ struct stored_copy {
 	int64_t src_step, dst_step; /* 0 where repeat is 1 */
 	size_t part_first;
 	uint32_t part_count;
+	uint64_t op_bytes;
 	uint32_t first_op, op_count;
 	uint32_t counter;
 	int32_t ring; /* -1: direct */

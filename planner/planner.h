@@ -16,7 +16,7 @@
 
 #include "lib/base/base.h"
 
-#define PLANNER_VERSION 2
+#define PLANNER_VERSION 3
 #define BOX_DIM_MAX	4 /* dims of a canonical tensor */
 #define LOCAL_DIM_MAX	6 /* dims of a param: a stack adds one */
 #define RANKS_MAX	65536
@@ -387,7 +387,9 @@ struct plan_part {
 	enum part_kind kind;
 	const struct quant_scheme *scheme; /* of PART_CODES and PART_SCALES; else NULL */
 	const struct plan_blocks *blocks;  /* of PART_CODES, by the part's dims; else NULL */
-	uint64_t wire_offset;		   /* in the copy; multiple of 16; row-major by extent[] */
+	bool whole; /* of PART_CODES: it has all elements of its blocks: the sender alone can find
+		     * their maxima while it makes the codes */
+	uint64_t wire_offset; /* in the copy; multiple of 16; row-major by extent[] */
 };
 
 /* One contiguous write of a sender to a receiver, cut into ops by op_bytes. */
@@ -395,6 +397,7 @@ struct plan_copy {
 	uint32_t bucket;
 	uint32_t sender, receiver; /* member indexes */
 	uint64_t bytes;		   /* on the wire; > 0 */
+	uint64_t op_bytes;	   /* of an op: the rules', or less so that none tears a block */
 	uint64_t first_op;	   /* in this pair: 0.. */
 	uint32_t op_count;	   /* ws_op_count(bytes, op_bytes) */
 	uint32_t counter;	   /* in this pair: which counter its ops feed */
@@ -517,7 +520,9 @@ bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
 		       struct plan_copy *copy_out);
 
 /* A box of a trainer's own param whose blocks' maxima it finds before it sends anything of the
- * bucket: it raises their entries in its tables. */
+ * bucket: it raises their entries in its tables.  It may leave out what it finds while it makes the
+ * codes, if nobody is told of it and whom it sends the scales has got the codes before: in each
+ * bucket a pair's scales come last. */
 struct plan_local {
 	uint32_t bucket, param;
 	uint32_t dim_count;

@@ -138,11 +138,15 @@ static uint32_t target_run(const struct plan_part *part, uint64_t *bytes_out)
 	return dims;
 }
 
-/* Adjacent straight boxes become one. */
+/* Adjacent straight boxes become one.  Scales come last: whose codes are made of whole blocks are
+ * then made of maxima that have been found. */
 static int merge_boxes(struct planning *planning, const struct raw *const *raws, uint32_t count)
 {
 	planning->shaped.count = 0;
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t k = 0; k < 2 * count; k++) {
+		uint32_t i = k % count;
+		if ((raws[i]->part.kind == PART_SCALES) != (k >= count))
+			continue;
 		if (planning->shaped.count > 0 && straight(raws[i])) {
 			struct raw *last =
 				(struct raw *)planning->shaped.items + planning->shaped.count - 1;
@@ -185,13 +189,35 @@ static int keep_part(struct planning *planning, const struct raw *raw)
 	return 0;
 }
 
+/* At how many steps of a dim a part may be cut, if it has whole blocks. */
+static uint64_t block_rows(const struct plan_part *part, uint32_t dim)
+{
+	if (!part->whole)
+		return 1;
+	return part->blocks->stride[dim] == 0 ? part->extent[dim] : part->blocks->each[dim];
+}
+
+/* Bytes of an op: as many rows of whole blocks as it has room for. */
+static uint64_t op_bytes_of(const struct plan_part *part, uint64_t bytes, uint64_t op_bytes)
+{
+	if (!part->whole || bytes <= op_bytes)
+		return op_bytes;
+	uint64_t step = bytes / part->extent[0] * block_rows(part, 0), times = op_bytes / step;
+	while (times * step % WIRE_ALIGN != 0) /* at most 15 times */
+		times--;
+	return times > 0 ? times * step : op_bytes;
+}
+
 /* Numbers the copies, counts them and keeps them. */
 static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct raw *raws)
 {
 	struct planning *planning = emit->planning;
 	struct plan *plan = planning->plan;
 	struct segment *segment = emit->segment;
-	uint64_t ops = ws_op_count(copy->bytes, plan->input.rules.op_bytes);
+	copy->op_bytes = plan->input.rules.op_bytes;
+	if (copy->part_count == 1)
+		copy->op_bytes = op_bytes_of(&raws->part, copy->bytes, copy->op_bytes);
+	uint64_t ops = ws_op_count(copy->bytes, copy->op_bytes);
 	uint64_t bytes = copy->bytes * copy->repeat;
 	bool ring = copy->ring >= 0;
 
@@ -284,6 +310,7 @@ static int run_make(struct planning *planning, const struct raw *raw, uint32_t a
 		    const uint64_t *at, struct raw *run)
 {
 	*run = *raw;
+	run->part.whole = false;
 	for (uint32_t d = 0; d < along; d++) {
 		if (part_shift(planning, &run->part, d, at[d]) != 0)
 			return -ENOMEM;
@@ -355,10 +382,13 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 	}
 	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
 	uint64_t rows = raw->part.extent[dim], row_bytes = bytes / rows;
-	uint64_t step = MAX(1, slot_bytes / row_bytes);
+	uint64_t step = MAX(1, slot_bytes / row_bytes), block = block_rows(&raw->part, dim);
+	if (step > block)
+		step -= step % block;
 	for (uint64_t at = 0, times; at < rows; at += step * times) {
 		struct raw cut = *raw;
 		cut.part.extent[dim] = MIN(step, rows - at);
+		cut.part.whole = raw->part.whole && step % block == 0;
 		if (part_shift(planning, &cut.part, dim, at) != 0)
 			return -ENOMEM;
 		/* Pieces alike are one that repeats, unless they are cut again. */

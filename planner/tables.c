@@ -36,6 +36,19 @@ struct box grid_touched(const struct grid *grid, const struct box *box)
 	return blocks;
 }
 
+bool grid_is_whole(const struct grid *grid, const struct box *box)
+{
+	if (grid->one)
+		return false;
+	for (uint32_t d = 0; d < grid->dim_count; d++) {
+		uint64_t end = box->offset[d] + box->extent[d];
+		if (box->offset[d] % grid->each[d] != 0 ||
+		    (end % grid->each[d] != 0 && end != grid->dim[d]))
+			return false;
+	}
+	return true;
+}
+
 struct box grid_elements(const struct grid *grid, const struct box *blocks)
 {
 	struct box box = {.dim_count = grid->dim_count};

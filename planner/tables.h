@@ -66,6 +66,9 @@ struct grid grid_make(const struct quant_scheme *scheme, const struct tensor_rul
 /* The blocks that a box of the weight touches, and the elements of blocks. */
 struct box grid_touched(const struct grid *grid, const struct box *box);
 struct box grid_elements(const struct grid *grid, const struct box *blocks);
+/* Whether the box has all elements of the blocks that it touches.  Where one scale is for all,
+ * other weights may be under it, too: false. */
+bool grid_is_whole(const struct grid *grid, const struct box *box);
 /* Numbers the units by kind; flags what is near the planned trainer. */
 int tables_begin(struct planning *planning);
 /* The trainer's table of a unit that it holds, or of another one under the same scale. */

@@ -86,7 +86,7 @@ static uint64_t part_digest(const struct plan_part *part, const struct part_rule
 	words[count++] = (uint64_t)rules->src_rule << 32 | rules->dst_rule;
 	words[count++] = (uint64_t)rules->src_each << 32 | rules->dst_each;
 	words[count++] = (uint64_t)part->dim_count << 32 | (uint64_t)part->from << 16 |
-			 (uint64_t)part->to << 8 | part->kind;
+			 (uint64_t)part->to << 8 | (uint64_t)part->whole << 7 | part->kind;
 	words[count++] = part->src_offset;
 	words[count++] = part->dst_offset;
 	words[count++] = part->wire_offset;
@@ -129,6 +129,7 @@ uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segm
 
 	for (uint32_t i = 0; i < segment->copy_count; i++, copy++) {
 		const uint64_t words[] = {copy->bytes,
+					  copy->op_bytes,
 					  copy->repeat,
 					  (uint64_t)copy->src_step,
 					  (uint64_t)copy->dst_step,
@@ -249,6 +250,7 @@ void plan_copy_at(const struct plan *plan, const struct pair_state *state,
 				       .sender = state->pair.sender,
 				       .receiver = state->pair.receiver,
 				       .bytes = stored->bytes,
+				       .op_bytes = stored->op_bytes,
 				       .first_op = instance->op_base + stored->first_op +
 						   (uint64_t)repetition * stored->op_count,
 				       .op_count = stored->op_count,

@@ -134,6 +134,7 @@ static int copy_put(struct builder *builder, const struct pair *pair, const stru
 		((struct span *)(uintptr_t)receive->spans)[at] = (struct span){
 			.memory = landing,
 			.bytes = copy->bytes,
+			.op_bytes = copy->op_bytes,
 			.first_op_id = first,
 		};
 	}

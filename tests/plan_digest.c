@@ -12,7 +12,7 @@
 #include "tests/test.h"
 
 #define SEEDS  24
-#define DIGEST UINT64_C(0xd55a194bdf2fe637)
+#define DIGEST UINT64_C(0x3642df78feb6bf19)
 
 /* Over everything that both ends of any pair compare. */
 static uint64_t all_digests(const struct plan *all)

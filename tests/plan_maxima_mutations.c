@@ -62,6 +62,7 @@ static void part_choose(struct mutations *m)
 	FIELD(&m->fields, part, src_offset);
 	FIELD(&m->fields, part, dst_offset);
 	FIELD(&m->fields, part, kind);
+	FIELD(&m->fields, part, whole);
 	FIELD(&m->fields, part, from);
 	for (uint32_t d = 0; d < part->dim_count; d++) {
 		FIELD(&m->fields, part, extent[d]);
@@ -191,6 +192,9 @@ static bool changes_nothing(const struct mutations *m, const struct field *field
 		if (field->at == &extent[d] && (local != NULL || part->kind == PART_MAXIMA))
 			return true;
 	}
+	/* Two passes are always right, if ops are as large as all others. */
+	if (part != NULL && field->at == &part->whole && !part->whole)
+		return m->copy->op_bytes == m->plan->input.rules.op_bytes;
 	if (local != NULL && strncmp(field->name, "blocks.", 7) == 0)
 		return same_entries(&local->blocks, blocks_were, extent, dims);
 	if (part == NULL || part->blocks == NULL ||

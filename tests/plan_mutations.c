@@ -42,6 +42,7 @@ static void copy_fields(struct fields *fields, struct plan *plan, struct stored_
 	size_t at = copy->part_first + part;
 
 	FIELD(fields, copy, bytes);
+	FIELD(fields, copy, op_bytes);
 	FIELD(fields, copy, part_count);
 	FIELD(fields, copy, repeat);
 	FIELD(fields, copy, src_step);

@@ -9,6 +9,7 @@
 
 #include "tests/test.h"
 #include "tests/update_world.h"
+#include "trainer_side/trainer_internal.h"
 
 static const struct world_options kinds[] = {
 	{.trainer_layout = "fsdp2",
@@ -75,6 +76,80 @@ START_TEST(codes_and_scales_of_the_whole_tensors_go_live)
 	}
 	ck_assert_uint_gt(quantize, 0);
 	ck_assert_uint_gt(exchange, 0);
+	world_close(world);
+}
+END_TEST
+
+/* What of its program a trainer does in one pass, and what before. */
+struct passes {
+	uint32_t planned, locals, once, twice;
+};
+
+static struct passes passes_of(const struct ws_trainer *trainer)
+{
+	const struct engine_program *program = &trainer->wire.program;
+	struct passes passes = {.locals = program->local_count};
+	struct plan_cursor cursor = {0};
+	struct plan_local local;
+
+	while (plan_next_local(trainer->source.plan, &cursor, &local))
+		passes.planned++;
+	for (uint32_t i = 0; i < program->send_count; i++)
+		for (uint32_t k = 0; k < program->sends[i].move_count; k++) {
+			enum move_kind kind = program->sends[i].moves[k].move.kind;
+			passes.once += kind == MOVE_QUANTIZE_WHOLE;
+			passes.twice += kind == MOVE_QUANTIZE;
+		}
+	return passes;
+}
+
+/* One trainer has all blocks whole, and so has each of two pipeline stages, or of two replicas with
+ * half of the experts each; where a scale is for a row, of which rollouts have half each, or ops
+ * tear blocks, some are; and none under one scale for all. */
+static const struct once {
+	const char *layout, *mesh, *quant;
+	uint64_t op_bytes;
+	uint32_t trainers;
+	bool once, twice;
+} onces[] = {
+	{"fsdp2", "dp=1", "fp8-block", 1u << 20, 1, true, false},
+	{"megatron", "pp=2", "fp8-block-ue8m0", 1u << 20, 2, true, false},
+	{"fsdp2", "dp=1", "fp8-channel", 8192, 1, true, true},
+	{"megatron", "dp=2,ep=2", "fp8-block", 1u << 20, 2, true, false},
+	{"fsdp2", "dp=1", "fp8-tensor", 1u << 20, 1, false, true},
+};
+
+START_TEST(blocks_that_a_trainer_has_whole_are_read_once)
+{
+	const struct once *once = &onces[_i];
+	struct world_options options = {.model = "qwen3-30b-a3b",
+					.scale = 8192,
+					.trainer_layout = once->layout,
+					.trainer_mesh = once->mesh,
+					.rollout_layout = "vllm",
+					.rollout_mesh = "tp=2",
+					.quant = once->quant,
+					.op_bytes = once->op_bytes,
+					.staging_bytes = 4u << 20,
+					.trainers = once->trainers,
+					.replicas = 1,
+					.replica_ranks = 2,
+					.digests = _i % 2 == 1};
+	struct world *world = world_open(&options);
+	struct passes all = {0};
+	world_push_good(world, 1, false);
+	world_push_good(world, 2, true);
+	for (uint32_t i = 0; i < options.trainers; i++) {
+		struct passes passes = passes_of(world->trainer[i].trainer);
+		all.planned += passes.planned;
+		all.locals += passes.locals;
+		all.once += passes.once;
+		all.twice += passes.twice;
+	}
+	ck_assert_int_eq(all.once > 0, once->once);
+	ck_assert_int_eq(all.twice > 0, once->twice);
+	ck_assert_int_eq(all.locals > 0, once->twice);
+	ck_assert_int_eq(all.locals < all.planned, once->once);
 	world_close(world);
 }
 END_TEST
@@ -163,6 +238,8 @@ Suite *suite(void)
 
 	tcase_add_loop_test(updates, codes_and_scales_of_the_whole_tensors_go_live, 0,
 			    (int)ARRAY_SIZE(kinds));
+	tcase_add_loop_test(updates, blocks_that_a_trainer_has_whole_are_read_once, 0,
+			    ARRAY_SIZE(onces));
 	tcase_add_loop_test(updates, a_small_ring_and_small_staging_carry_codes, 0, 2);
 	tcase_set_timeout(updates, 120);
 	suite_add_tcase(tests, updates);

@@ -120,7 +120,7 @@ static uint32_t send_of_op(const struct ws_trainer *trainer, const struct engine
 
 	for (uint32_t i = 0; i < wire->program.send_count; i++) {
 		const struct send *send = &wire->program.sends[i];
-		uint64_t count = engine_op_count(send->bytes, wire->rules.op_bytes);
+		uint64_t count = engine_op_count(send->bytes, send->op_bytes);
 		if (send->peer == peer && op_id >= send->first_op_id &&
 		    op_id - send->first_op_id < count)
 			return i;

@@ -49,20 +49,25 @@ static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy,
 			move->dst_stride[d] = stride;
 			stride *= (int64_t)part->extent[d];
 		}
+		if (part->whole && whole_can(trainer, &moves[i], copy->op_bytes))
+			move->kind = MOVE_QUANTIZE_WHOLE;
 	}
 	send->moves = moves;
 	send->move_count = copy->part_count;
 	return 0;
 }
 
-/* What its parts wait for. */
-static uint32_t gate_of(const struct plan_copy *copy)
+/* What its parts wait for: nothing, where they find what they need. */
+static uint32_t gate_of(const struct plan_copy *copy, const struct send *send)
 {
 	for (uint32_t i = 0; i < copy->part_count; i++)
 		switch (copy->parts[i].kind) {
 		case PART_CAST:
 			break;
 		case PART_CODES:
+			if (send->moves[i].move.kind == MOVE_QUANTIZE_WHOLE)
+				break;
+			return gate_raised(copy->bucket);
 		case PART_SCALES:
 			return gate_raised(copy->bucket);
 		case PART_MAXIMA:
@@ -80,10 +85,10 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 	*send = (struct send){
 		.peer = pair->peer,
 		.bytes = copy->bytes,
+		.op_bytes = copy->op_bytes,
 		.first_op_id = (uint32_t)(pair->op_id_base + copy->first_op),
 		.credit_op_id = UINT32_MAX,
 		.counter = pair->digest_base + copy->counter,
-		.gate = gate_of(copy),
 	};
 	int rc = 0;
 	if (copy->gather) {
@@ -94,6 +99,8 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 			(const uint8_t *)trainer->memories[part->src_param].base + part->src_offset;
 		send->local_region = trainer->places[part->src_param].region;
 	}
+	if (rc == 0)
+		send->gate = gate_of(copy, send);
 	if (rc == 0 && copy->parts[0].kind == PART_MAXIMA) {
 		send->remote_region = pair->ring_region;
 		send->remote_offset = pair->slot_offset[0] + copy->inbox_offset;
@@ -150,6 +157,7 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 	const struct plan *plan = trainer->source.plan;
 	struct plan_cursor cursor = {0};
 	struct plan_copy copy;
+	struct whole whole;
 	uint32_t count = 0;
 
 	int rc = quantize_make(trainer, err);
@@ -162,14 +170,18 @@ int program_make(struct ws_trainer *trainer, struct ws_error *err)
 	wire->send_param = arena_array(&wire->arena, count, sizeof(*wire->send_param));
 	if (sends == NULL || wire->send_bucket == NULL || wire->send_param == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for a program of %u sends", count);
+	rc = whole_begin(&whole, wire, err);
 	cursor = (struct plan_cursor){0};
-	for (uint32_t i = 0; i < count && plan_next_send(plan, &cursor, &copy); i++) {
+	for (uint32_t i = 0; rc == 0 && i < count && plan_next_send(plan, &cursor, &copy); i++) {
 		rc = send_make(trainer, &copy, &sends[i], err);
-		if (rc != 0)
-			return rc;
+		if (rc == 0)
+			whole_send(&whole, wire, &copy, &sends[i]);
 		wire->send_bucket[i] = copy.bucket;
 		wire->send_param[i] = copy.parts[0].src_param;
 	}
+	whole_end(&whole, wire);
+	if (rc != 0)
+		return rc;
 	wire->program.sends = sends;
 	wire->program.send_count = count;
 	rc = digests_make(trainer, sends, count, err);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A trainer's part of a plan as the engine's program: sends, digests and credits (program.c), what
- * weights are quantized by (quantize.c), and what comes from other trainers (receive.c).
+ * weights are quantized by (quantize.c), which of them are read once (whole.c), and what comes from
+ * other trainers (receive.c).
  */
 #ifndef TRAINER_PROGRAM_H
 #define TRAINER_PROGRAM_H
@@ -29,5 +30,23 @@ int quantize_make(struct ws_trainer *trainer, struct ws_error *err);
 /* A part of any kind as a move of a gather, but for where it goes. */
 int quantize_part(struct ws_trainer *trainer, const struct plan_part *part, struct move *move,
 		  struct ws_error *err);
+
+/* ---- whole.c */
+/* Whether a part that has whole blocks can be quantized in one pass, in such ops. */
+bool whole_can(const struct ws_trainer *trainer, const struct gather_move *gather,
+	       uint64_t op_bytes);
+
+/* Which maxima are found while codes are made. */
+struct whole {
+	uint32_t *found_in; /* owned; by entry of the tables: the turn in which it was last found */
+	uint32_t bucket, receiver, turn; /* of the sends at hand */
+};
+
+/* Between these two, all sends in their order.  The end leaves those locals in the program that
+ * find what nothing else does, or not early enough. */
+int whole_begin(struct whole *whole, const struct wire *wire, struct ws_error *err);
+void whole_send(struct whole *whole, const struct wire *wire, const struct plan_copy *copy,
+		const struct send *send);
+void whole_end(struct whole *whole, struct wire *wire);
 
 #endif

@@ -219,8 +219,10 @@ static int copy_put(struct builder *builder, const struct source *source,
 
 	assert(receive->span_count == 0);
 	range_put(builder, first, copy->op_count, index);
-	builder->spans[index] = (struct span){
-		.memory = landing, .bytes = copy->bytes, .first_op_id = (uint32_t)first};
+	builder->spans[index] = (struct span){.memory = landing,
+					      .bytes = copy->bytes,
+					      .op_bytes = copy->op_bytes,
+					      .first_op_id = (uint32_t)first};
 	receive->spans = &builder->spans[index];
 	receive->span_count = 1;
 	return raises_make(builder, copy, landing, receive);

@@ -40,6 +40,15 @@ int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes, s
 	return 0;
 }
 
+bool cut_tears_block(const struct move *move, uint64_t wire_offset, uint64_t op_bytes)
+{
+	uint64_t end = wire_offset + move_element_count(move);
+	for (uint64_t at = (wire_offset / op_bytes + 1) * op_bytes; at < end; at += op_bytes)
+		if (!convert_ends_block(move, at - wire_offset))
+			return true;
+	return false;
+}
+
 /* How many elements of whole rows below dimension d: the product of the extents behind it. */
 static uint64_t inner_count(const struct move *move, uint32_t d)
 {

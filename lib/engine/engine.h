@@ -165,6 +165,10 @@ struct gather_move {
 	uint64_t wire_offset; /* where its first byte goes in the copy; multiple of 16 */
 };
 
+/* Whether ops of such size, in a copy where the move's first byte is at wire_offset, cut a block of
+ * what it quantizes; a code is a byte. */
+bool cut_tears_block(const struct move *move, uint64_t wire_offset, uint64_t op_bytes);
+
 struct send {
 	struct engine_peer *peer;
 	uint64_t bytes;	      /* > 0; cut into engine_op_count ops */

@@ -107,23 +107,6 @@ static int moves_check(const struct engine_program *given, const struct move *mo
 	return rc;
 }
 
-/* No op tears a block whose maximum is found and whose codes are made at once. */
-static int blocks_check(const struct gather_move *gather, uint64_t op_bytes, uint32_t index,
-			struct ws_error *err)
-{
-	uint64_t begin = gather->wire_offset, end = begin + move_element_count(&gather->move);
-	if (gather->move.kind != MOVE_QUANTIZE_WHOLE)
-		return 0;
-	/* A code is a byte. */
-	for (uint64_t at = (begin / op_bytes + 1) * op_bytes; at < end; at += op_bytes)
-		if (!convert_ends_block(&gather->move, at - begin))
-			return ws_fail(err, -EINVAL,
-				       "move %u quantizes whole blocks, and ops of %llu bytes tear "
-				       "one",
-				       index, (unsigned long long)op_bytes);
-	return 0;
-}
-
 /* Every move of a send, and whether one of them does more than cast. */
 static int gather_check(const struct engine *engine, const struct send *send, bool *quantizes_out,
 			struct ws_error *err)
@@ -131,10 +114,15 @@ static int gather_check(const struct engine *engine, const struct send *send, bo
 	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes);
 	int rc = cut_check(send->moves, send->move_count, send->bytes, err);
 	for (uint32_t i = 0; rc == 0 && i < send->move_count; i++) {
-		rc = tables_check(&engine->program.given, &send->moves[i].move, i, err);
-		if (rc == 0)
-			rc = blocks_check(&send->moves[i], op_bytes, i, err);
-		*quantizes_out |= send->moves[i].move.kind != MOVE_CAST;
+		const struct move *move = &send->moves[i].move;
+		rc = tables_check(&engine->program.given, move, i, err);
+		if (rc == 0 && move->kind == MOVE_QUANTIZE_WHOLE &&
+		    cut_tears_block(move, send->moves[i].wire_offset, op_bytes))
+			rc = ws_fail(err, -EINVAL,
+				     "move %u quantizes whole blocks, and ops of %llu bytes tear "
+				     "one",
+				     i, (unsigned long long)op_bytes);
+		*quantizes_out |= move->kind != MOVE_CAST;
 	}
 	return rc;
 }
