@@ -91,7 +91,7 @@ class Job:
 
     def in_second_update(self):
         self.processes[0].says("version 1 ", 30, stream="out")
-        time.sleep(0.7)
+        time.sleep(0.3)  # of 0.6 s that an update takes
 
     def all_end(self, seconds, also=()):
         for process in self.processes:
