@@ -15,18 +15,11 @@
  */
 #include "planner/plan_internal.h"
 
-/* Maxima on their way from one trainer to another, of several units in a row. */
-struct share {
-	uint32_t sender, receiver;
-	uint32_t unit, unit_count;
-	struct box blocks;
-};
-
 /* Units in a row with the same holders and needs. */
 struct stretch {
 	struct planning *planning;
 	uint32_t kind, unit, count;
-	struct vec needs;  /* of struct need: by rank, disjoint and in order */
+	struct vec needs;  /* of struct share: by rank, disjoint and in order */
 	struct vec next;   /* the same of the unit at hand */
 	struct vec boxes;  /* of struct box: scratch */
 	struct vec found;  /* of struct share: of this stretch */
@@ -40,28 +33,17 @@ int maxima_need(struct planning *planning, uint32_t unit, uint32_t rank, const s
 
 	unit = scales_lead(planning, unit);
 	if (*last > 0 && *last <= planning->needs.count) {
-		const struct need *before = (struct need *)planning->needs.items + *last - 1;
-		if (before->rank == rank && before->unit == unit &&
+		const struct share *before = (struct share *)planning->needs.items + *last - 1;
+		if (before->receiver == rank && before->unit == unit &&
 		    box_compare(&before->blocks, blocks) == 0)
 			return 0;
 	}
-	struct need *need = vec_add(&planning->needs, sizeof(*need));
+	struct share *need = vec_add(&planning->needs, sizeof(*need));
 	if (need == NULL)
 		return -ENOMEM;
-	*need = (struct need){unit, rank, *blocks};
+	*need = (struct share){rank, rank, unit, 1, *blocks};
 	*last = (uint32_t)planning->needs.count;
 	return 0;
-}
-
-static int need_order(const void *a, const void *b)
-{
-	const struct need *x = a, *y = b;
-
-	if (x->unit != y->unit)
-		return x->unit < y->unit ? -1 : 1;
-	if (x->rank != y->rank)
-		return x->rank < y->rank ? -1 : 1;
-	return box_compare(&x->blocks, &y->blocks);
 }
 
 static int share_order(const void *a, const void *b)
@@ -75,6 +57,38 @@ static int share_order(const void *a, const void *b)
 	if (x->unit != y->unit)
 		return x->unit < y->unit ? -1 : 1;
 	return box_compare(&x->blocks, &y->blocks);
+}
+
+/* By unit first. */
+static int need_order(const void *a, const void *b)
+{
+	const struct share *x = a, *y = b;
+
+	return x->unit != y->unit ? (x->unit < y->unit ? -1 : 1) : share_order(a, b);
+}
+
+/* What each sends each, of the sorted ones of one unit, united. */
+static int shares_unite(struct stretch *stretch, const struct share *list, size_t count,
+			struct vec *out)
+{
+	for (size_t i = 0, end; i < count; i = end) {
+		stretch->boxes.count = 0;
+		for (end = i; end < count && list[end].sender == list[i].sender &&
+			      list[end].receiver == list[i].receiver;
+		     end++)
+			if (boxes_add(&stretch->boxes, &list[end].blocks) != 0)
+				return -ENOMEM;
+		if (boxes_unite(&stretch->boxes) != 0)
+			return -ENOMEM;
+		for (size_t b = 0; b < stretch->boxes.count; b++) {
+			struct share *share = vec_add(out, sizeof(*share));
+			if (share == NULL)
+				return -ENOMEM;
+			*share = list[i];
+			share->blocks = ((const struct box *)stretch->boxes.items)[b];
+		}
+	}
+	return 0;
 }
 
 /* ---- Of one stretch. */
@@ -117,7 +131,7 @@ static uint32_t teller(const struct stretch *stretch, const struct cell *cell, u
 }
 
 /* What others tell the trainer of a unit about one box of blocks that it needs. */
-static int need_shares(struct stretch *stretch, uint32_t unit, const struct need *need)
+static int need_shares(struct stretch *stretch, uint32_t unit, const struct share *need)
 {
 	const struct plan *plan = stretch->planning->plan;
 	const struct geometry *geometry = geometry_of(stretch->planning, unit);
@@ -128,16 +142,16 @@ static int need_shares(struct stretch *stretch, uint32_t unit, const struct need
 		if (cell->box.offset[0] >= region.offset[0] + region.extent[0])
 			break;
 		if (!box_intersect(&cell->box, &region, &common) ||
-		    holds(stretch, geometry, need->rank, &common))
+		    holds(stretch, geometry, need->receiver, &common))
 			continue;
-		uint32_t sender = teller(stretch, cell, need->rank);
-		if (plan->self != PLAN_ALL && plan->self != sender && plan->self != need->rank)
+		uint32_t sender = teller(stretch, cell, need->receiver);
+		if (plan->self != PLAN_ALL && plan->self != sender && plan->self != need->receiver)
 			continue;
 		struct share *share = vec_add(&stretch->found, sizeof(*share));
 		if (share == NULL)
 			return -ENOMEM;
 		*share = (struct share){.sender = sender,
-					.receiver = need->rank,
+					.receiver = need->receiver,
 					.unit = stretch->unit,
 					.unit_count = stretch->count,
 					.blocks = grid_touched(&geometry->grid, &common)};
@@ -145,51 +159,20 @@ static int need_shares(struct stretch *stretch, uint32_t unit, const struct need
 	return 0;
 }
 
-/* Unites what is found, pair by pair, and adds it to the kind's. */
-static int stretch_unite(struct stretch *stretch)
-{
-	struct share *found = stretch->found.items;
-	size_t count = stretch->found.count;
-
-	if (count > 0)
-		qsort(found, count, sizeof(*found), share_order);
-	for (size_t i = 0, end; i < count; i = end) {
-		stretch->boxes.count = 0;
-		for (end = i; end < count && found[end].sender == found[i].sender &&
-			      found[end].receiver == found[i].receiver;
-		     end++) {
-			if (boxes_add(&stretch->boxes, &found[end].blocks) != 0)
-				return -ENOMEM;
-		}
-		if (boxes_unite(&stretch->boxes) != 0)
-			return -ENOMEM;
-		for (size_t b = 0; b < stretch->boxes.count; b++) {
-			struct share *share = vec_add(&stretch->shares, sizeof(*share));
-			if (share == NULL)
-				return -ENOMEM;
-			*share = found[i];
-			share->blocks = ((const struct box *)stretch->boxes.items)[b];
-		}
-	}
-	return 0;
-}
-
-/* The blocks whose maxima the planned trainer finds: what it sends or tells. */
+/* The blocks whose maxima the planned trainer finds: what it needs or tells. */
 static int local_blocks(struct stretch *stretch)
 {
+	const struct vec *lists[] = {&stretch->needs, &stretch->found};
 	uint32_t self = stretch->planning->plan->self;
-	const struct need *needs = stretch->needs.items;
-	const struct share *found = stretch->found.items;
 
 	stretch->boxes.count = 0;
-	for (size_t i = 0; i < stretch->needs.count + stretch->found.count; i++) {
-		bool need = i < stretch->needs.count;
-		const struct share *share = need ? NULL : &found[i - stretch->needs.count];
-		if ((need ? needs[i].rank : share->sender) != self)
-			continue;
-		if (boxes_add(&stretch->boxes, need ? &needs[i].blocks : &share->blocks) != 0)
-			return -ENOMEM;
-	}
+	for (size_t l = 0; l < ARRAY_SIZE(lists); l++)
+		for (size_t i = 0; i < lists[l]->count; i++) {
+			const struct share *share = (const struct share *)lists[l]->items + i;
+			if (share->sender == self &&
+			    boxes_add(&stretch->boxes, &share->blocks) != 0)
+				return -ENOMEM;
+		}
 	return boxes_unite(&stretch->boxes);
 }
 
@@ -273,7 +256,7 @@ static int stretch_end(struct stretch *stretch)
 {
 	struct planning *planning = stretch->planning;
 	const struct plan *plan = planning->plan;
-	const struct need *needs = stretch->needs.items;
+	const struct share *needs = stretch->needs.items;
 	uint32_t unit = stretch->unit;
 	int rc = 0;
 
@@ -283,8 +266,12 @@ static int stretch_end(struct stretch *stretch)
 			rc = need_shares(stretch, unit, &needs[i]);
 		unit = scales_fellow(planning, unit);
 	} while (unit != stretch->unit);
+	if (stretch->found.count > 0)
+		qsort(stretch->found.items, stretch->found.count, sizeof(struct share),
+		      share_order);
 	if (rc == 0)
-		rc = stretch_unite(stretch);
+		rc = shares_unite(stretch, stretch->found.items, stretch->found.count,
+				  &stretch->shares);
 	if (rc == 0 && plan->self != PLAN_ALL)
 		rc = local_blocks(stretch);
 	if (rc != 0)
@@ -297,30 +284,6 @@ static int stretch_end(struct stretch *stretch)
 }
 
 /* ---- Of a kind. */
-
-/* The needs [first, end) of one unit, each rank's united. */
-static int unit_needs(struct stretch *stretch, size_t first, size_t end)
-{
-	const struct need *needs = stretch->planning->needs.items;
-
-	stretch->next.count = 0;
-	for (size_t i = first, next; i < end; i = next) {
-		stretch->boxes.count = 0;
-		for (next = i; next < end && needs[next].rank == needs[i].rank; next++)
-			if (boxes_add(&stretch->boxes, &needs[next].blocks) != 0)
-				return -ENOMEM;
-		if (boxes_unite(&stretch->boxes) != 0)
-			return -ENOMEM;
-		for (size_t b = 0; b < stretch->boxes.count; b++) {
-			struct need *need = vec_add(&stretch->next, sizeof(*need));
-			if (need == NULL)
-				return -ENOMEM;
-			*need = needs[i];
-			need->blocks = ((const struct box *)stretch->boxes.items)[b];
-		}
-	}
-	return 0;
-}
 
 /* Whether another unit has the same holders and grid. */
 static bool same_holders(const struct planning *planning, uint32_t a, uint32_t b)
@@ -342,14 +305,14 @@ static bool same_holders(const struct planning *planning, uint32_t a, uint32_t b
 /* Whether the unit at hand goes on where the stretch ends. */
 static bool goes_on(const struct stretch *stretch, uint32_t unit)
 {
-	const struct need *a = stretch->needs.items, *b = stretch->next.items;
+	const struct share *a = stretch->needs.items, *b = stretch->next.items;
 
 	if (stretch->count == 0 || unit != stretch->unit + stretch->count ||
 	    stretch->needs.count != stretch->next.count ||
 	    !same_holders(stretch->planning, stretch->unit, unit))
 		return false;
 	for (size_t i = 0; i < stretch->needs.count; i++)
-		if (a[i].rank != b[i].rank || box_compare(&a[i].blocks, &b[i].blocks) != 0)
+		if (a[i].receiver != b[i].receiver || box_compare(&a[i].blocks, &b[i].blocks) != 0)
 			return false;
 	return true;
 }
@@ -357,7 +320,7 @@ static bool goes_on(const struct stretch *stretch, uint32_t unit)
 static int stretches_walk(struct stretch *stretch)
 {
 	struct planning *planning = stretch->planning;
-	const struct need *needs = planning->needs.items;
+	const struct share *needs = planning->needs.items;
 	size_t count = planning->needs.count;
 	int rc = 0;
 
@@ -366,7 +329,8 @@ static int stretches_walk(struct stretch *stretch)
 		uint32_t unit = needs[i].unit;
 		for (end = i; end < count && needs[end].unit == unit; end++)
 			;
-		if (unit_needs(stretch, i, end) != 0)
+		stretch->next.count = 0;
+		if (shares_unite(stretch, &needs[i], end - i, &stretch->next) != 0)
 			return plan_no_memory(stretch->err);
 		if (goes_on(stretch, unit)) {
 			stretch->count++;

@@ -319,7 +319,7 @@ struct planning {
 	struct vec shaped; /* of struct raw: one pair's boxes of the kind at hand */
 	struct vec ring;   /* of struct raw: those that go through the ring */
 	/* Where something is quantized on the way: */
-	struct vec needs;	 /* of struct need: of the kind at hand */
+	struct vec needs;	 /* of struct share: of the kind at hand; what a trainer needs */
 	uint32_t *need_last;	 /* by trainer: its last need's index + 1, or 0 */
 	struct vec blocks;	 /* of const struct plan_blocks *: those kept, each once */
 	struct idmap blocks_map; /* by digest: index in blocks */

@@ -55,9 +55,11 @@ struct block_turn {
 	uint32_t dim; /* the part's, or NONE where it has no such dim */
 };
 
-/* A trainer that sends codes or scales of these blocks. */
-struct need {
-	uint32_t unit, rank;
+/* Maxima on their way from one trainer to another, of units in a row that are alike.  Of blocks
+ * that a trainer sends codes or scales of: from itself to itself, and of one unit. */
+struct share {
+	uint32_t sender, receiver;
+	uint32_t unit, unit_count;
 	struct box blocks;
 };
 
