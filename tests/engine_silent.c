@@ -294,6 +294,39 @@ START_TEST(what_is_not_answered_for_long_when_an_attempt_ends_is_left_out_too)
 }
 END_TEST
 
+/* Each of a NIC's peers would cost a version to find out what one has shown. */
+START_TEST(a_nic_over_which_nothing_came_since_one_rail_failed_is_left_out_to_all)
+{
+	static char names[4][2] = {"a", "b", "c", "d"};
+	struct engine *engine = mem_alloc(sizeof(*engine));
+	uint64_t now = clock_ns(), second = 1000000000u;
+	struct engine_peer peers[4], *known[4];
+
+	engine->nic_count = NICS_TWO;
+	engine->peers = known;
+	engine->peer_count = 4;
+	for (uint32_t i = 0; i < 4; i++) {
+		peers[i] = (struct engine_peer){.name = names[i], .remote_lives = {1 + i, 1 + i}};
+		peers[i].rails[0].paired = peers[i].rails[1].paired = true;
+		known[i] = &peers[i];
+	}
+	peers[1].rails[1].sent_ns = now - 2 * second; /* it goes on */
+	peers[2].rails[1].sent_ns = now - 9 * second; /* idle */
+	peers[3].rails[0].paired = false;	      /* there is no other */
+	doubts_end(engine);
+	for (uint32_t i = 0; i < 4; i++)
+		ck_assert_uint_eq(doubt_of(engine, &peers[i], 1), 0);
+	doubt_note(engine, &peers[0], 1, now - 3 * second, "no answer");
+	doubts_end(engine);
+	for (uint32_t i = 0; i < 4; i++) {
+		ck_assert_uint_eq(doubt_of(engine, &peers[i], 1), i % 2 == 0 ? 1 + i : 0);
+		ck_assert_uint_eq(doubt_of(engine, &peers[i], 0), 0);
+	}
+	ck_assert_str_eq(engine->doubts[1].reason, "mute since it failed to 'a'");
+	mem_free(engine);
+}
+END_TEST
+
 START_TEST(a_rail_that_fails_again_is_left_out_longer_up_to_a_bound)
 {
 	static const uint64_t seconds[] = {8, 32, 128, 512, 2048, 2048};
@@ -305,7 +338,7 @@ START_TEST(a_rail_that_fails_again_is_left_out_longer_up_to_a_bound)
 	peer.rails[0].paired = true;
 	for (size_t i = 0; i < ARRAY_SIZE(seconds); i++) {
 		peer.rails[1] = (struct rail){.paired = true};
-		doubt_note(engine, &peer, 1, "no answer");
+		doubt_note(engine, &peer, 1, 0, "no answer");
 		ck_assert_uint_eq(doubt_of(engine, &peer, 1), 7);
 		ck_assert_uint_eq(doubt_of(engine, &peer, 0), 0);
 		peer.rails[1] = (struct rail){0}; /* of the next wiring */
@@ -320,7 +353,7 @@ START_TEST(a_rail_that_fails_again_is_left_out_longer_up_to_a_bound)
 	/* It has carried bytes for a minute: as good as new. */
 	peer.rails[1] = (struct rail){.paired = true};
 	peer.rails[1].sent_ns = engine->doubts[0].since_ns + UINT64_C(61000000000);
-	doubt_note(engine, &peer, 1, "no answer");
+	doubt_note(engine, &peer, 1, 0, "no answer");
 	ck_assert_uint_eq(engine->doubts[0].times, 0);
 	mem_free(engine);
 }
@@ -340,7 +373,7 @@ START_TEST(doubts_are_bounded)
 		snprintf(name, sizeof(name), "rollout %u", number);
 		if (i == number) {
 			peer.rails[0].paired = peer.rails[1].paired = true;
-			doubt_note(engine, &peer, 1, "no answer");
+			doubt_note(engine, &peer, 1, 0, "no answer");
 		}
 		ck_assert_uint_eq(doubt_of(engine, &peer, 1), fits ? 1 + number : 0);
 		if (i != number) /* the next wiring */
@@ -367,6 +400,8 @@ Suite *suite(void)
 	tcase_add_test(tcase, a_peer_that_was_killed_is_not_held_against_the_nic);
 	tcase_add_loop_test(tcase, a_rail_that_fails_is_used_where_no_other_works, 0, 2);
 	tcase_add_test(tcase, what_is_not_answered_for_long_when_an_attempt_ends_is_left_out_too);
+	tcase_add_test(tcase,
+		       a_nic_over_which_nothing_came_since_one_rail_failed_is_left_out_to_all);
 	tcase_add_test(tcase, a_rail_that_fails_again_is_left_out_longer_up_to_a_bound);
 	tcase_add_test(tcase, doubts_are_bounded);
 	suite_add_tcase(suite, tcase);

@@ -100,19 +100,65 @@ void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t
 	engine->rewires++;
 }
 
-void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, const char *reason)
+/* Another one, which hasn't failed. */
+static bool has_other_rail(const struct engine *engine, const struct engine_peer *peer,
+			   uint32_t nic)
+{
+	bool others = false;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		others |= i != nic && peer->rails[i].paired && !peer->rails[i].failed;
+	return others;
+}
+
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t since_ns,
+		const char *reason)
 {
 	struct rail *rail = &peer->rails[nic];
-	bool others = false;
 	if (engine->nics[nic].out || rail->failed)
 		return;
 	rail->failed = true;
-	for (uint32_t i = 0; i < engine->nic_count; i++)
-		others |= peer->rails[i].paired && !peer->rails[i].failed;
-	if (others)
+	rail->mute_ns = since_ns;
+	if (has_other_rail(engine, peer, nic))
 		doubt_begin(engine, peer, nic, reason);
 	else
 		doubts_drop(engine, peer); /* it is the peer, or all are to be tried */
+}
+
+uint64_t doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
+{
+	const struct doubt *doubt = doubt_find(engine, peer, nic);
+	return doubt != NULL && doubt->state != DOUBT_OVER ? doubt->to : 0;
+}
+
+/* The rail of a NIC that failed to answer first; NULL: none is doubted. */
+static const struct engine_peer *first_mute(struct engine *engine, uint32_t nic)
+{
+	const struct engine_peer *first = NULL;
+	for (uint32_t p = 0; p < engine->peer_count; p++) {
+		const struct engine_peer *peer = engine->peers[p];
+		if (peer->rails[nic].failed && doubt_of(engine, peer, nic) != 0 &&
+		    (first == NULL || peer->rails[nic].mute_ns < first->rails[nic].mute_ns))
+			first = peer;
+	}
+	return first;
+}
+
+/* Where one rail of a NIC failed, and nothing has come over another since, that one would most
+ * likely cost a version, too, before it is known. */
+static void doubts_spread(struct engine *engine, uint32_t nic)
+{
+	const struct engine_peer *first = first_mute(engine, nic);
+	char reason[64];
+	if (first == NULL)
+		return;
+	snprintf(reason, sizeof(reason), "mute since it failed to '%s'", first->name);
+	for (uint32_t p = 0; p < engine->peer_count; p++) {
+		struct engine_peer *peer = engine->peers[p];
+		const struct rail *rail = &peer->rails[nic];
+		if (rail->paired && !rail->failed && rail->sent_ns < first->rails[nic].mute_ns &&
+		    has_other_rail(engine, peer, nic))
+			doubt_note(engine, peer, nic, first->rails[nic].mute_ns, reason);
+	}
 }
 
 void doubts_end(struct engine *engine)
@@ -128,14 +174,10 @@ void doubts_end(struct engine *engine)
 			continue;
 		snprintf(reason, sizeof(reason), "no answer for %.1f s",
 			 (double)(now - since_ns) / 1e9);
-		doubt_note(engine, slot->peer, slot->nic, reason);
+		doubt_note(engine, slot->peer, slot->nic, since_ns, reason);
 	}
-}
-
-uint64_t doubt_of(struct engine *engine, const struct engine_peer *peer, uint32_t nic)
-{
-	const struct doubt *doubt = doubt_find(engine, peer, nic);
-	return doubt != NULL && doubt->state != DOUBT_OVER ? doubt->to : 0;
+	for (uint32_t i = 0; i < engine->nic_count; i++)
+		doubts_spread(engine, i);
 }
 
 void doubts_settle(struct engine *engine, const struct engine_peer *peer)

@@ -192,6 +192,7 @@ struct rail {
 	bool spare;	  /* pairs with nothing: to be closed as soon as that goes */
 	bool failed;	  /* in this wiring: it or an op over it */
 	uint64_t sent_ns; /* when an op over it was last reported as SENT; 0: never */
+	uint64_t mute_ns; /* if it failed: since then nothing came back */
 	uint64_t doubted; /* as my address has it: the life of the NIC to leave out; 0: none */
 	uint32_t in_flight;
 	uint32_t refused_step; /* the NIC took nothing more for it in this step */
@@ -251,9 +252,11 @@ struct doubt {
 	char peer_name[48], reason[64];
 };
 
-/* An op to the peer over the NIC failed. */
-void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, const char *reason);
-/* The attempt is over: what hasn't been answered for long will never be, or is told too late. */
+/* An op to the peer over the NIC failed, which was posted at since_ns. */
+void doubt_note(struct engine *engine, struct engine_peer *peer, uint32_t nic, uint64_t since_ns,
+		const char *reason);
+/* The attempt is over: what hasn't been answered for long will never be, or is told too late; and
+ * what nothing speaks for shares the doubt of its NIC's other rails. */
 void doubts_end(struct engine *engine);
 /* The rail can't be connected: it isn't used, and both ends are to know. */
 void doubt_unreachable(struct engine *engine, struct engine_peer *peer, uint32_t nic,

@@ -138,7 +138,7 @@ void rail_op_failed(struct engine *engine, uint32_t nic, const struct op_slot *s
 	slot->peer->broken = true;
 	if (engine->fencing)
 		return;
-	doubt_note(engine, slot->peer, nic, engine_op_reason(&failed));
+	doubt_note(engine, slot->peer, nic, slot->posted_ns, engine_op_reason(&failed));
 	if (!slot->peer->dropped)
 		engine_emit(engine, &failed);
 }

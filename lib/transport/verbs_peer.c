@@ -308,7 +308,7 @@ void verbs_peer_free(struct verbs *verbs, struct peer *peer)
 		ibv_destroy_qp(peer->qp);
 	verbs->receives_free += peer->share;
 	/* A write that was cut short may have taken a receive without completing it. */
-	if (peer->window > 0)
+	if (peer->window > 0 && verbs->options.receives < 0)
 		verbs_receives_post(verbs, 1);
 	mem_free(peer);
 }

@@ -287,16 +287,17 @@ def _(world):
     shape("a", ("eth1",), "loss", "100%")
     try:
         attempt.aborts("rxe2.*transport retry counter exceeded")
-        # Each pair of ranks finds out by itself, when it has something under way.
         since = len(run.pushes())
         push = run.push("a version goes live", 120, since, lambda p: p["ok"])
         more = [p["error"] for p in run.pushes()[since:] if not p["ok"]]
-        expect(len(more) <= 1, "the rail cost more versions: %s" % more)
+        # Each trainer finds out by itself.  On a machine so slow that it takes the 8 s after which
+        # rails are tried again, both do so once.
+        expect(len(more) <= 3, "the rail cost more versions: %s" % more)
         expect(len([nic for nic in push["nics"] if nic["bytes_sent"] > 0]) == 1,
                "one rail should carry all: %s" % push["nics"])
         print("    %s" % push["nic_trouble"])
         # The second: it has been tried again meanwhile, and couldn't be connected.
-        expect(re.search("rxe2.*left out to 'rollout .*: (transport retry counter exceeded|Connection timed out)",
+        expect(re.search("rxe2.*left out to 'rollout .*: (transport retry counter exceeded|Connection timed out|mute since|no answer)",
                          push["nic_trouble"]),
                "the report doesn't name the rail: %s" % push["nic_trouble"])
     finally:
