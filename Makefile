@@ -68,7 +68,7 @@ SOURCES := $(filter-out $(CUDA_SOURCES) $(CUDA_ABSENT),$(wildcard $(addsuffix /*
 	$(if $(NVCC),$(CUDA_SOURCES),$(CUDA_ABSENT))
 CLI_SOURCES := $(wildcard cli/*.c)
 BENCH_SOURCES := $(wildcard bench/*.c)
-TEST_HELPERS = tests/main.c $(wildcard tests/gen*.c)
+TEST_HELPERS = tests/main.c tests/even_clock.c $(wildcard tests/gen*.c)
 TEST_SHARED = $(wildcard tests/*_world.c) tests/link_ends.c
 TEST_SOURCES := $(filter-out $(TEST_HELPERS) $(TEST_SHARED),$(wildcard tests/*.c))
 EXAMPLE_SOURCES := $(wildcard examples/*.c)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "lib/hub/hub_frames.h"
+#include "lib/hub/member_inside.h"
 #include "tests/hub_world.h"
 #include "tests/test.h"
 
@@ -68,7 +69,7 @@ static uint64_t still_ns(void *arg)
 static bool push_ended_or_many_turns(const struct world *world, const void *arg)
 {
 	uint32_t *turns = *(uint32_t *const *)arg;
-	return push_ended(world, NULL) || ++*turns == WORLD_WAIT_MS;
+	return push_ended(world, NULL) || ++*turns == PATIENCE_MS;
 }
 
 /* Nothing on an update's way waits for a beat, a gap between frames or a turn of somebody's loop.
@@ -90,7 +91,7 @@ START_TEST(an_update_goes_live_while_the_clock_stands_still)
 	world_push(&world, 1);
 	(void)world_run(&world, push_ended_or_many_turns, &counted);
 	clock_set(NULL, NULL);
-	ck_assert_uint_lt(turns, WORLD_WAIT_MS);
+	ck_assert_uint_lt(turns, PATIENCE_MS);
 	ck_assert_int_eq(push_error(&world, 0)->code, 0);
 	ck_assert_uint_eq(world.actor[2].live, 1);
 	world_close(&world);
@@ -157,18 +158,22 @@ START_TEST(versions_that_differ_abort_and_are_both_named)
 }
 END_TEST
 
+static bool rollout_has_aborted(const struct world *world, const void *arg)
+{
+	(void)world;
+	return ((const struct actor *)arg)->abort_count == 1;
+}
+
 START_TEST(a_trainer_that_does_not_push_is_named)
 {
 	struct world world;
-	world_open(&world, 2, 1, 1, &(struct hub_options){.min_replicas = 1, .phase_ms = 300});
+	world_open(&world, 2, 1, 1, &(struct hub_options){.min_replicas = 1, .phase_ms = 1500});
 	ck_assert(world_run(&world, all_are_wired, NULL));
 	actor_push(&world.actor[0], 1);
 	ck_assert(world_run(&world, push_ended, NULL));
 	ck_assert_int_eq(push_error(&world, 0)->code, -ETIMEDOUT);
 	names(push_error(&world, 0), "trainer 1");
-	for (uint32_t i = 0; i < 5000 && world.actor[2].abort_count == 0; i++)
-		world_run_ms(&world, 2);
-	ck_assert_uint_eq(world.actor[2].abort_count, 1);
+	ck_assert(world_run(&world, rollout_has_aborted, &world.actor[2]));
 	names(&world.actor[2].abort, "trainer 1");
 	push_ok(&world, 1);
 	world_close(&world);
@@ -178,6 +183,12 @@ END_TEST
 /* ---- who is refused */
 #define OTHER "{\n  \"side\": \"rollout\",\n  \"tp\": 3\n}\n"
 
+static bool actor_has_a_seat(const struct world *world, const void *arg)
+{
+	(void)world;
+	return ((const struct actor *)arg)->member->hub_heard;
+}
+
 START_TEST(another_manifest_is_refused_with_its_place)
 {
 	struct world world;
@@ -186,7 +197,8 @@ START_TEST(another_manifest_is_refused_with_its_place)
 	struct ws_error err = {0};
 	if (_i == 0) { /* before the start: nothing can come of this run */
 		actor_kill(odd);
-		world_run_ms(&world, 200); /* the others' is its side's first */
+		/* The others' is its side's first. */
+		ck_assert(world_run(&world, actor_has_a_seat, world_rollout(&world, 0, 0)));
 	} else {
 		ck_assert(world_run(&world, all_are_wired, NULL));
 		push_ok(&world, 1);
@@ -253,7 +265,7 @@ START_TEST(a_wrong_key_and_a_dead_hub_are_told_apart)
 	if (_i == 0)
 		ck_ok(run_key_make(&world.key, &err), err);
 	else
-		hub_close(world.hub);
+		world_hub_kill(&world);
 	actor_kill(&world.actor[1]);
 	struct member_options options = {.endpoint = world.endpoint,
 					 .key = &world.key,
@@ -261,7 +273,7 @@ START_TEST(a_wrong_key_and_a_dead_hub_are_told_apart)
 					 .world = 1,
 					 .manifest = "{}",
 					 .manifest_bytes = 2,
-					 .join_ms = _i == 0 ? 20000 : 500};
+					 .join_ms = _i == 0 ? PATIENCE_MS : 500};
 	ck_ok(member_open(&world.actor[1].member, &options, &err), err);
 	ck_assert(world_run(&world, actor_is_over, &world.actor[1]));
 	if (_i == 0) {
@@ -270,7 +282,6 @@ START_TEST(a_wrong_key_and_a_dead_hub_are_told_apart)
 	} else {
 		ck_assert_int_eq(world.actor[1].over.code, -ETIMEDOUT);
 		names(&world.actor[1].over, world.endpoint);
-		world.hub = NULL;
 	}
 	world.key = right;
 	world_close(&world);
@@ -281,7 +292,7 @@ START_TEST(who_is_missing_at_the_start_is_named)
 {
 	struct world world;
 	struct ws_error err = {0};
-	world_open(&world, 2, 1, 2, &(struct hub_options){.min_replicas = 1, .join_ms = 700});
+	world_open(&world, 2, 1, 2, &(struct hub_options){.min_replicas = 1, .join_ms = 2000});
 	actor_kill(&world.actor[1]);
 	actor_kill(&world.actor[3]);
 	ck_assert(world_run(&world, everybody_is_over, NULL));
@@ -386,11 +397,10 @@ START_TEST(status_tells_who_is_there_and_what_they_do)
 	member_say_verified(world.actor[2].member, 4, 50, 3);
 	uint32_t ranks = 0;
 	uint64_t bytes = 0, different = 0;
-	for (uint32_t i = 0; i < 2000 && ranks < 2; i++) {
+	ck_until(ranks == 2, {
 		world_run_ms(&world, 2);
 		member_verified(world.actor[0].member, 4, &ranks, &bytes, &different);
-	}
-	ck_assert_uint_eq(ranks, 2);
+	});
 	ck_assert_uint_eq(bytes, 150);
 	ck_assert_uint_eq(different, 3);
 	ck_ok(hub_ask_status(world.endpoint, &world.key, 10000, &out, &err), err);

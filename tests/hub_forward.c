@@ -27,6 +27,16 @@ START_TEST(each_replica_hears_the_ready_of_the_next_one_only)
 }
 END_TEST
 
+/* Of two ranks per replica, behind one trainer. */
+static bool all_have_heard_their_fellow(const struct world *world, const void *arg)
+{
+	(void)arg;
+	for (uint32_t i = 1; i < world->count; i++)
+		if (world->actor[i].ready[((i - 1) ^ 1) + 1] == 0)
+			return false;
+	return true;
+}
+
 START_TEST(ranks_of_a_replica_hear_each_others_ready)
 {
 	struct world world;
@@ -34,7 +44,8 @@ START_TEST(ranks_of_a_replica_hear_each_others_ready)
 		   &(struct hub_options){.min_replicas = 2, .forward = HUB_FORWARD_INSIDE});
 	ck_assert(world_run(&world, all_are_wired, NULL));
 	push_ok(&world, 1);
-	world_run_ms(&world, 400); /* nobody waits for these: the last may still be under way */
+	/* Nobody waits for these: the last may still be under way. */
+	ck_assert(world_run(&world, all_have_heard_their_fellow, NULL));
 	for (uint32_t i = 1; i < world.count; i++)
 		for (uint32_t k = 1; k < world.count; k++) {
 			bool same = k != i && (k - 1) / 2 == (i - 1) / 2;
@@ -96,7 +107,7 @@ END_TEST
 START_TEST(a_trainer_that_stands_still_is_named_before_one_that_waits_for_it)
 {
 	struct world world;
-	world_open(&world, 2, 1, 1, &(struct hub_options){.min_replicas = 1, .phase_ms = 700});
+	world_open(&world, 2, 1, 1, &(struct hub_options){.min_replicas = 1, .phase_ms = 1500});
 	ck_assert(world_run(&world, all_are_wired, NULL));
 	for (uint32_t i = 0; i < 2; i++)
 		world.actor[i].mute = true;
@@ -130,7 +141,7 @@ START_TEST(who_waits_for_a_dropped_replica_is_dropped_and_named)
 	struct world world;
 	world_open(&world, 1, 3, 1,
 		   &(struct hub_options){
-			   .min_replicas = 1, .forward = HUB_FORWARD_CHAIN, .lost_ms = 600});
+			   .min_replicas = 1, .forward = HUB_FORWARD_CHAIN, .lost_ms = 1000});
 	ck_assert(world_run(&world, all_are_wired, NULL));
 	push_ok(&world, 1);
 	struct actor *first = world_rollout(&world, 0, 0), *middle = world_rollout(&world, 1, 0),

@@ -8,6 +8,7 @@
 
 #include "lib/hub/hub_inside.h"
 #include "lib/hub/member_inside.h"
+#include "tests/even_clock.h"
 #include "tests/hub_world.h"
 #include "tests/test.h"
 
@@ -42,7 +43,7 @@ void actor_open(struct world *world, struct actor *actor, const char *manifest)
 					 .manifest = text,
 					 .manifest_bytes = (uint32_t)strlen(text),
 					 .manifest_digest = digest_bytes(text, strlen(text), 0),
-					 .join_ms = 20000};
+					 .join_ms = PATIENCE_MS};
 	*actor = (struct actor){.role = actor->role,
 				.rank = actor->rank,
 				.replica = actor->replica,
@@ -65,6 +66,7 @@ void world_open(struct world *world, uint32_t trainers, uint32_t replicas, uint3
 				.trainers = trainers,
 				.replica_ranks = replica_ranks};
 	ck_assert_uint_le(world->count, WORLD_MEMBERS_MAX);
+	even_clock_start();
 	ck_ok(run_key_make(&world->key, &err), err);
 	world->options.endpoint = "tcp://127.0.0.1:*";
 	world->options.key = &world->key;
@@ -95,6 +97,7 @@ void world_close(struct world *world)
 {
 	for (uint32_t i = 0; i < world->count; i++)
 		member_close(world->actor[i].member);
+	even_clock_leave();
 	if (world->has_closer)
 		pthread_join(world->closer, NULL);
 	else
@@ -104,6 +107,7 @@ void world_close(struct world *world)
 void world_hub_kill(struct world *world)
 {
 	atomic_store(&world->hub->dies, true);
+	even_clock_leave();
 	hub_close(world->hub);
 	world->hub = NULL;
 }
@@ -429,7 +433,7 @@ static void world_step(struct world *world)
 bool world_run(struct world *world, bool (*done)(const struct world *world, const void *arg),
 	       const void *arg)
 {
-	uint64_t until_ns = deadline_in_ms(WORLD_WAIT_MS);
+	uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 	while (!done(world, arg)) {
 		if (clock_ns() > until_ns)
 			return false;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A run in one process for tests of lib/hub: a real hub with its thread and sockets, and members
- * that behave as the sides do, but move no bytes.
+ * that behave as the sides do, but move no bytes.  Its time is that of even_clock.h.
  */
 #ifndef HUB_WORLD_H
 #define HUB_WORLD_H
@@ -11,7 +11,6 @@
 #include "lib/hub/hub.h"
 
 #define WORLD_MEMBERS_MAX 12
-#define WORLD_WAIT_MS	  20000 /* far beyond what a loaded machine needs */
 
 struct actor {
 	struct member *member; /* NULL: dead */
@@ -72,7 +71,7 @@ void actor_open(struct world *world, struct actor *actor, const char *manifest);
 void actor_kill(struct actor *actor);
 struct actor *world_rollout(struct world *world, uint32_t replica, uint32_t rank);
 
-/* Runs everybody until done(world, arg) or WORLD_WAIT_MS; true when done. */
+/* Runs everybody until done(world, arg) or PATIENCE_MS; true when done. */
 bool world_run(struct world *world, bool (*done)(const struct world *world, const void *arg),
 	       const void *arg);
 void world_run_ms(struct world *world, uint64_t ms);
