@@ -53,22 +53,13 @@ static void part_choose(struct mutations *m)
 
 	m->local = NULL;
 	m->copy = plan_stored_copy(m->plan, index);
-	m->part = plan_stored_part(m->plan, m->copy, below(m, m->copy->part_count));
+	uint32_t place = below(m, m->copy->part_count);
+	m->part = plan_stored_part(m->plan, m->copy, place);
 	m->blocks_before = m->part->blocks;
 	m->turn_before = m->copy->turn;
 	struct plan_part *part = m->part;
-	FIELD(&m->fields, part, src_param);
-	FIELD(&m->fields, part, dst_param);
-	FIELD(&m->fields, part, src_offset);
-	FIELD(&m->fields, part, dst_offset);
-	FIELD(&m->fields, part, kind);
-	FIELD(&m->fields, part, whole);
-	FIELD(&m->fields, part, from);
-	for (uint32_t d = 0; d < part->dim_count; d++) {
-		FIELD(&m->fields, part, extent[d]);
-		FIELD(&m->fields, part, src_stride[d]);
-		FIELD(&m->fields, part, dst_stride[d]);
-	}
+	struct part_rules *rules = (struct part_rules *)m->plan->part_rules.items;
+	part_fields(&m->fields, part, &rules[m->copy->part_first + place]);
 	if (part->blocks != NULL) {
 		m->blocks = *part->blocks;
 		part->blocks = &m->blocks;

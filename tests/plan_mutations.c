@@ -14,28 +14,6 @@
 #define SEEDS 24
 #define TURNS 40
 
-static void part_fields(struct fields *fields, struct plan_part *part, struct part_rules *rules)
-{
-	FIELD(fields, part, src_param);
-	FIELD(fields, part, dst_param);
-	FIELD(fields, part, dim_count);
-	FIELD(fields, part, src_offset);
-	FIELD(fields, part, dst_offset);
-	FIELD(fields, part, from);
-	FIELD(fields, part, to);
-	FIELD(fields, part, kind);
-	FIELD(fields, part, wire_offset);
-	for (uint32_t d = 0; d < part->dim_count; d++) {
-		FIELD(fields, part, extent[d]);
-		FIELD(fields, part, src_stride[d]);
-		FIELD(fields, part, dst_stride[d]);
-	}
-	FIELD(fields, rules, src_rule);
-	FIELD(fields, rules, dst_rule);
-	FIELD(fields, rules, src_each);
-	FIELD(fields, rules, dst_each);
-}
-
 static void copy_fields(struct fields *fields, struct plan *plan, struct stored_copy *copy,
 			uint32_t part)
 {

@@ -30,6 +30,31 @@ static inline void field_add(struct fields *fields, const char *name, void *at, 
 #define FIELD(fields, object, member) \
 	field_add(fields, #object "." #member, &(object)->member, sizeof((object)->member))
 
+/* All that a walk reads of a part. */
+static inline void part_fields(struct fields *fields, struct plan_part *part,
+			       struct part_rules *rules)
+{
+	FIELD(fields, part, src_param);
+	FIELD(fields, part, dst_param);
+	FIELD(fields, part, dim_count);
+	FIELD(fields, part, src_offset);
+	FIELD(fields, part, dst_offset);
+	FIELD(fields, part, from);
+	FIELD(fields, part, to);
+	FIELD(fields, part, kind);
+	FIELD(fields, part, whole);
+	FIELD(fields, part, wire_offset);
+	for (uint32_t d = 0; d < part->dim_count; d++) {
+		FIELD(fields, part, extent[d]);
+		FIELD(fields, part, src_stride[d]);
+		FIELD(fields, part, dst_stride[d]);
+	}
+	FIELD(fields, rules, src_rule);
+	FIELD(fields, rules, dst_rule);
+	FIELD(fields, rules, src_each);
+	FIELD(fields, rules, dst_each);
+}
+
 /* So much more; a flag is turned round. */
 static inline void field_change(const struct field *field, uint64_t by)
 {
