@@ -27,7 +27,7 @@ def main(source, target):
             if name == "__metadata__":
                 continue
             begin, end = entry["data_offsets"]
-            if "_proj.weight" not in name:
+            if "_proj.weight" not in name and "_proj_with_mqa.weight" not in name:
                 tensors.append((name, entry["dtype"], entry["shape"], data[begin:end]))
                 continue
             rows, columns = entry["shape"]
