@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lib/link/link.h"
+#include "tests/post_text.h"
 #include "tests/test.h"
 
 /* Engines look at every byte, which takes them long under thread sanitizer. */
@@ -48,7 +49,7 @@ static void bytes_check(struct engine_loop *loop, uint64_t version)
 		const uint8_t *got = loop->where[i].base;
 		const uint8_t *want = loop->expected + param->arena_offset;
 		loop->checked_bytes += param->bytes;
-		if (memcmp(got, want, param->bytes) == 0)
+		if (loop_is_staged(loop, i) || memcmp(got, want, param->bytes) == 0)
 			continue;
 		uint64_t at = 0, bad = 0;
 		for (uint64_t k = param->bytes; k-- > 0;)
@@ -61,6 +62,7 @@ static void bytes_check(struct engine_loop *loop, uint64_t version)
 			   (unsigned long long)version, param->name, (unsigned long long)bad,
 			   (unsigned long long)param->bytes, (unsigned long long)at);
 	}
+	loop_posts_check(loop, version);
 }
 
 static int take(_Atomic uint32_t *times)
@@ -213,6 +215,7 @@ void loop_start(struct engine_loop *loop)
 		.nics = given->nic_count != 0 ? given->rollout_nics : &loopback,
 		.nic_count = MAX(given->nic_count, 1u),
 		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
+		.post_ms = given->post_ms,
 	};
 
 	if (given->rollout_fault_device != NULL && loop->replica == 0 && loop->rank == 0) {
@@ -234,6 +237,7 @@ void loop_start(struct engine_loop *loop)
 		loop->where[i] = (struct ws_memory){.base = loop->memory +
 							    loop->params.params[i].arena_offset,
 						    .bytes = loop->params.params[i].bytes};
+	loop_posts_make(loop);
 	/* Padding must become zero, whatever was there. */
 	memset(loop->memory, 0xa5, loop->params.arena_bytes);
 	atomic_store(&loop->quit, false);
@@ -248,6 +252,7 @@ void loop_start(struct engine_loop *loop)
 			ck_ok(ws_rollout_add(loop->rollout, param->name, &loop->where[i], &err),
 			      err);
 	}
+	loop_posts_add(loop);
 	ck_assert_int_eq(pthread_create(&loop->thread, NULL, loop_main, loop), 0);
 }
 
@@ -360,6 +365,13 @@ static void manifests_make(struct world *world)
 						 .quant = options->quant};
 	manifest_write(model, &trainer, &world->trainer_text, &world->manifest[SIDE_TRAINER]);
 	manifest_write(model, &rollout, &world->rollout_text, &world->manifest[SIDE_ROLLOUT]);
+	if (options->staged != NULL || options->derived != NULL) {
+		manifest_free(world->manifest[SIDE_ROLLOUT]);
+		text_post(&world->rollout_text, options->staged, options->derived);
+		ck_ok(manifest_parse(&world->manifest[SIDE_ROLLOUT], world->rollout_text.bytes,
+				     world->rollout_text.count, NULL, &err),
+		      err);
+	}
 	model_free(model);
 	model_free(whole);
 }

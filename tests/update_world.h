@@ -38,9 +38,20 @@ struct world_options {
 	uint32_t nic_count; /* 0: one, 127.0.0.1 */
 	uint64_t op_bytes, staging_bytes, recv_staging_bytes, run_bytes_min;
 	uint32_t lost_ms, phase_ms;
+	const char *staged, *derived; /* text_post's, of the rollouts' manifest */
+	uint32_t post_ms;
 };
 
 struct world;
+
+/* What the next call of a post step does. */
+enum post_act {
+	POST_WELL = 0,
+	POST_FAIL,
+	POST_MUTE,   /* fails without a sentence */
+	POST_LINGER, /* until it is released, or cancelled */
+	POST_STUCK   /* until it is released */
+};
 
 /* One rollout rank with its engine loop.  Counters are the loop thread's until it has ended. */
 struct engine_loop {
@@ -64,6 +75,12 @@ struct engine_loop {
 	struct ws_rollout_report last;	   /* written before last_version */
 	_Atomic uint64_t last_version;
 	_Atomic uint32_t fail_begin, fail_reload, put_off; /* how many times still */
+	struct rank_steps steps;
+	struct ws_memory *made; /* by made; in the arena */
+	_Atomic int post_act;	/* enum post_act */
+	_Atomic bool post_release, post_cancelled;
+	_Atomic uint32_t post_calls, post_inside;
+	_Atomic uint64_t post_version; /* of the last call that is back */
 	uint64_t checked_bytes, begun, paused, reloaded;
 	bool stopped_serving;
 	char fault[256]; /* the first thing that was wrong */
@@ -138,6 +155,13 @@ void loop_await_remap(struct engine_loop *loop);
 void bytes_fill(const struct manifest *manifest, uint32_t rank, const struct rank_params *params,
 		uint8_t *memory, uint64_t version);
 void bytes_expect(const struct engine_loop *loop, uint64_t version); /* into loop->expected */
+
+/* ---- update_post_world.c, for update_world.c */
+void loop_posts_make(struct engine_loop *loop); /* what steps make, before the side is opened */
+void loop_posts_add(struct engine_loop *loop);	/* tells the side */
+bool loop_is_staged(const struct engine_loop *loop, uint32_t param);
+/* After bytes_expect: whether that is what was made. */
+void loop_posts_check(struct engine_loop *loop, uint64_t version);
 
 /* ---- between update_world.c and update_remap_world.c */
 void loop_fault(struct engine_loop *loop, const char *format, ...)
