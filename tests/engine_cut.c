@@ -135,7 +135,7 @@ START_TEST(every_range_of_a_gather_equals_that_range_of_the_whole)
 		to = MIN(to, copy.bytes);
 		uint8_t *out = mem_alloc(to - from);
 		memset(out, 0xee, to - from);
-		cut_gather(copy.moves, copy.count, from, to, out);
+		cut_gather(copy.moves, copy.count, from, to, out, NULL);
 		ck_assert_msg(memcmp(out, copy.packed + from, to - from) == 0,
 			      "range %llu..%llu differs", (unsigned long long)from,
 			      (unsigned long long)to);

@@ -48,6 +48,7 @@ struct one {
 	struct op_range ranges[3 * BUCKETS];
 	struct engine_program program;
 	uint32_t received, sends_done;
+	uint64_t ring_bytes;
 };
 
 struct world {
@@ -57,16 +58,19 @@ struct world {
 
 static void one_open(struct one *one, int number, int seed)
 {
+	/* None, too small, for three buckets, for all. */
+	static const uint64_t rings[] = {0, 16384, 65536, 1u << 20};
 	char name[64];
 	const struct device device = {.transport = "loop", .name = name};
 	const struct engine_options options = {.devices = &device,
 					       .device_count = 1,
 					       .op_bytes = OP_BYTES,
-					       .staging_bytes =
-						       (1 + (uint64_t)seed % 3) * OP_BYTES};
+					       .staging_bytes = (1 + (uint64_t)seed % 3) * OP_BYTES,
+					       .ring_bytes = number < 2 ? rings[seed % 4] : 0};
 	struct ws_error err;
 	uint32_t region;
 
+	one->ring_bytes = options.ring_bytes;
 	snprintf(name, sizeof(name), "net/m%d?seed=%d", number, seed + 1);
 	ck_ok(engine_open(&one->engine, &options, &err), err);
 	ck_ok(ws_memory_alloc(&one->memory, BUCKETS * MAX(LANDS, INBOX), &err), err);
@@ -151,8 +155,10 @@ static void sender_program(struct one *one, int number)
 		/* The receiver's op ids of a bucket: codes of one, of the other, the scales. */
 		uint32_t codes_op = b * 8 + (uint32_t)number * 4;
 		one->maxima[b] = box_move(one, number, b, MOVE_MAXIMA, WS_F32);
-		one->locals[b] = (struct local){
-			.moves = &one->maxima[b], .move_count = 1, .gates = {found, raised}};
+		one->locals[b] = (struct local){.moves = &one->maxima[b],
+						.move_count = 1,
+						.gates = {found, raised},
+						.bucket = b};
 		one->tell[b].move = table_move(one, b, MOVE_CAST, WS_U32);
 		one->codes[b].move = box_move(one, number, b, MOVE_QUANTIZE, WS_F8_E4M3);
 		one->scales[b].move = table_move(one, b, MOVE_SCALE, WS_F32);
@@ -167,7 +173,8 @@ static void sender_program(struct one *one, int number)
 						    .remote_region = 1,
 						    .remote_offset = b * INBOX,
 						    .credit_op_id = NONE,
-						    .gate = found};
+						    .gate = found,
+						    .bucket = b};
 		one->sends[sends++] =
 			(struct send){.peer = one->to[2],
 				      .bytes = own,
@@ -177,7 +184,8 @@ static void sender_program(struct one *one, int number)
 				      .remote_region = 1,
 				      .remote_offset = b * LANDS + first_row(number) * COLUMNS,
 				      .credit_op_id = NONE,
-				      .gate = raised};
+				      .gate = raised,
+				      .bucket = b};
 		if (number == (int)(b % 2))
 			one->sends[sends++] = (struct send){.peer = one->to[2],
 							    .bytes = SCALES,
@@ -187,7 +195,8 @@ static void sender_program(struct one *one, int number)
 							    .remote_region = 1,
 							    .remote_offset = b * LANDS + CODES,
 							    .credit_op_id = NONE,
-							    .gate = raised};
+							    .gate = raised,
+							    .bucket = b};
 		one->receives[b] = (struct receive){.peer = one->from[other],
 						    .op_count = 1,
 						    .bytes = GRID * sizeof(uint32_t),
@@ -394,6 +403,10 @@ static void world_update(struct world *world, uint64_t attempt)
 		struct engine_progress progress;
 		engine_progress(world->one[a].engine, &progress);
 		ck_assert(progress.all_sent && progress.quantize_ns > 0);
+		ck_assert_uint_le(progress.ring_high_bytes, world->one[a].ring_bytes);
+		if (world->one[a].ring_bytes >= 1u << 20)
+			ck_assert_uint_eq(progress.load_bytes,
+					  BUCKETS * row_count(a) * COLUMNS * sizeof(float));
 	}
 	world_end(world);
 }

@@ -158,22 +158,26 @@ int cut_boxes(const struct gather_move *moves, uint32_t count, uint64_t from, ui
 /* Boxes come in the order of dst: what lies between two of them is padding. */
 struct gathering {
 	uint8_t *at;
+	const struct ring *ring;
 };
 
 static int gather_take(void *arg, const struct move *box)
 {
 	struct gathering *gathering = arg;
 	uint8_t *begin = box->dst;
+	struct move move = *box;
 	memset(gathering->at, 0, (size_t)(begin - gathering->at));
-	convert_move(box);
+	if (gathering->ring != NULL)
+		move.src = ring_source(gathering->ring, box);
+	convert_move(&move);
 	gathering->at = begin + move_element_count(box) * ws_dtype_bytes(box->to);
 	return 0;
 }
 
 void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
-		uint8_t *dst)
+		uint8_t *dst, const struct ring *ring)
 {
-	struct gathering gathering = {.at = dst};
+	struct gathering gathering = {.at = dst, .ring = ring};
 	(void)cut_boxes(moves, count, from, to, dst, gather_take, &gathering);
 	memset(gathering.at, 0, (size_t)(dst + (to - from) - gathering.at));
 }

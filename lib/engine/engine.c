@@ -127,6 +127,8 @@ int engine_open(struct engine **engine_out, const struct engine_options *options
 	if (rc == 0)
 		rc = region_open_own(engine, options, err);
 	if (rc == 0)
+		rc = offload_open(engine, options, err);
+	if (rc == 0)
 		rc = stage_thread_open(engine, options->stream, err);
 	if (rc != 0) {
 		engine_close(engine);
@@ -141,6 +143,7 @@ void engine_close(struct engine *engine)
 	if (engine == NULL)
 		return;
 	stage_thread_close(engine);
+	offload_close(engine);
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		nic_free(&engine->nics[i]);
 	program_release(engine);
@@ -273,8 +276,8 @@ int engine_step(struct engine *engine, struct engine_event *events_out, int coun
 int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *must_poll_out)
 {
 	int count = 0;
-	*must_poll_out =
-		engine->refused || engine->moved || engine->event_head != engine->event_tail;
+	*must_poll_out = engine->refused || engine->moved ||
+			 engine->event_head != engine->event_tail || offload_is_loading(engine);
 	if (count < count_max)
 		fds_out[count++] = engine->stage->done_fd;
 	for (uint32_t i = 0; i < engine->nic_count; i++) {

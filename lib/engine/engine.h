@@ -64,6 +64,9 @@ struct engine_options {
 	int device;		/* which GPU */
 	struct CUstream_st *stream; /* of it: where that is queued, borrowed until close; NULL: one
 				       of the engine's own */
+	uint64_t ring_bytes;	    /* sources lie in the host's memory, stay as they are during an
+				       attempt, and are copied into a ring of so many bytes, from where
+				       locals and gathers read them; 0: they are read where they are */
 };
 
 /* Opens NICs, allocates and registers staging, starts the stage thread.  -ENOSPC when op_bytes
@@ -185,6 +188,7 @@ struct send {
 	uint32_t credit_op_id; /* my op id that must have arrived first; UINT32_MAX: none */
 	uint32_t counter;      /* index in digests: which sum its ops add to; ignored without */
 	uint32_t gate;	       /* waits until it is open; 0: for nothing */
+	uint32_t bucket; /* by which sources come into the ring, ascending; without: ignored */
 };
 
 /* With wire_digests: the sum of xxh3_64(op bytes, seed = op id) over the data ops of one counter
@@ -232,6 +236,7 @@ struct local {
 	const struct move *moves; /* of any kind: MAXIMA above all */
 	uint32_t move_count;
 	uint32_t gates[2]; /* that it holds shut until it is done; 0: none */
+	uint32_t bucket;   /* as a send's */
 };
 
 struct engine_program {
@@ -325,6 +330,8 @@ struct engine_progress {
 	uint64_t gather_ns;	     /* stage thread's time with CAST, and with hashing */
 	uint64_t quantize_ns;	     /* and with locals and moves of other kinds */
 	uint64_t gated_ns;	     /* in which some gate was held shut by receives alone */
+	/* Into the ring: bytes, the time in which something was under way; most of it in use. */
+	uint64_t load_bytes, load_ns, ring_high_bytes;
 };
 void engine_progress(const struct engine *engine, struct engine_progress *progress_out);
 /* A receive that isn't complete: how many ops of it are missing, and the first missing op id. */

@@ -11,6 +11,7 @@
  *   rails.c    the life of a NIC             doubt.c    rails that fail while their ports are up
  *   imm.c      bitmap and counters (no engine)   cut.c      byte ranges of a gather (no engine)
  *   stage.c    the thread that gathers, hashes and scatters; stage_gpu.c: by a GPU
+ *   offload.c  sources of the host that a GPU reads; ring.c: their places in it (no engine)
  */
 #ifndef ENGINE_INTERNAL_H
 #define ENGINE_INTERNAL_H
@@ -19,6 +20,7 @@
 #include <stdatomic.h>
 
 #include "lib/engine/engine.h"
+#include "lib/engine/ring.h"
 
 #define NONE	      UINT32_MAX
 #define EVENT_ROOM    512    /* engine events not yet taken; a power of two */
@@ -87,9 +89,11 @@ static inline uint64_t cut_op_bytes(uint64_t bytes, uint64_t op_bytes, uint32_t 
 int cut_check(const struct gather_move *moves, uint32_t count, uint64_t bytes,
 	      struct ws_error *err);
 /* Gathers bytes [from, to) of the packed stream to dst; padding becomes zero.  from is a multiple
- * of 16, so is to unless it is the stream's end. */
+ * of 16, so is to unless it is the stream's end.  ring: where sources are looked for first; or
+ * NULL.
+ */
 void cut_gather(const struct gather_move *moves, uint32_t count, uint64_t from, uint64_t to,
-		uint8_t *dst);
+		uint8_t *dst, const struct ring *ring);
 /* The same, and each box is handed to take; what lies between them isn't touched.  Ends with the
  * first take that isn't 0, and returns that. */
 typedef int cut_take(void *arg, const struct move *box);
@@ -176,6 +180,7 @@ void stage_heard(struct stage *stage);
 /* ------------------------------------------------------------------- regions, peers */
 struct region {
 	struct ws_memory memory; /* borrowed; bytes 0: a hole */
+	void *pinned;		 /* the host's pages that the GPU was given; NULL: none */
 	uint32_t registered;	 /* the first so many NICs were asked */
 	struct mr mrs[];	 /* one per NIC; zeroes where it is gone or can't reach it */
 };
@@ -426,6 +431,24 @@ void local_staged(struct engine *engine, const struct stage_result *result);
 void gate_received(struct engine *engine, uint32_t gate); /* a receive that held it is done */
 bool gate_is_open(const struct engine *engine, uint32_t gate);
 
+/* ------------------------------------------------------------------------ offload.c */
+int offload_open(struct engine *engine, const struct engine_options *options, struct ws_error *err);
+void offload_close(struct engine *engine); /* nothing is with the stage thread */
+/* Of the program that was taken. */
+int offload_set(struct engine *engine, struct ws_error *err);
+void offload_arm(struct engine *engine);
+/* Whether what is to be read is there: then it stays until offload_put. */
+bool offload_take_local(struct engine *engine, uint32_t index);
+bool offload_take_op(struct engine *engine, uint32_t index, uint32_t op);
+void offload_put(struct engine *engine, const struct stage_request *request);
+/* What isn't issued to the peer never will be. */
+void offload_skip(struct engine *engine, const struct engine_peer *peer);
+void offload_turn(struct engine *engine); /* what has been loaded */
+void offload_load(struct engine *engine); /* what is to be, after all was issued that can be */
+bool offload_is_loading(const struct engine *engine);
+/* NULL: there is none. */
+const struct ring *offload_ring(const struct engine *engine);
+
 /* -------------------------------------------------------------------------- engine */
 struct engine {
 	struct engine_nic nics[NICS_MAX];
@@ -459,6 +482,7 @@ struct engine {
 	struct op_slot *slots;	    /* owned */
 	struct block *blocks;	    /* owned */
 	struct stage *stage;	    /* owned */
+	struct offload *offload;    /* owned; NULL: sources are read where they are */
 	uint32_t region_count, region_room;
 	uint64_t flushed_gpus;	  /* bit per GPU: what NICs wrote is seen after a flush only */
 	struct ws_error no_flush; /* why one failed */

@@ -12,10 +12,9 @@
 
 /* -------------------------------------------------------------------------- sends */
 
+/* One that is free. */
 static struct block *block_take(struct engine *engine, uint32_t *index_out)
 {
-	if (engine->block_free == NONE)
-		return NULL;
 	*index_out = engine->block_free;
 	struct block *block = &engine->blocks[*index_out];
 	engine->block_free = block->next;
@@ -113,9 +112,9 @@ static bool issue_gather(struct engine *engine, struct engine_peer *peer)
 	uint32_t index;
 	if (send == NULL || send->local != NULL || stage_room(engine->stage) == 0)
 		return false;
-	struct block *block = block_take(engine, &index);
-	if (block == NULL)
+	if (engine->block_free == NONE || !offload_take_op(engine, peer->send, peer->op))
 		return false;
+	struct block *block = block_take(engine, &index);
 	*block = (struct block){.next = NONE, .send = peer->send, .op = peer->op};
 	peer->gathering++;
 	stage_put(engine->stage, &(struct stage_request){.kind = STAGE_GATHER,
@@ -135,6 +134,7 @@ static void active_tidy(struct engine *engine)
 		struct engine_peer *peer = program->active[i];
 		if (peer->broken) {
 			program_staged_free(engine, peer);
+			offload_skip(engine, peer);
 			peer->send = NONE;
 		}
 		if (peer->send == NONE && peer->gathering == 0 && peer->staged_first == NONE)
@@ -244,6 +244,7 @@ void program_issue(struct engine *engine)
 {
 	rail_limit_set(engine);
 	post_flush(engine); /* a rail that still refuses is dealt nothing more */
+	offload_turn(engine);
 	locals_issue(engine);
 	issue_checks(engine);
 	issue_credits(engine);
@@ -251,6 +252,7 @@ void program_issue(struct engine *engine)
 	issue_sends(engine);
 	post_flush(engine);
 	active_tidy(engine);
+	offload_load(engine);
 
 	struct program *program = &engine->program;
 	if (!program->sends_done_told && engine->progress.sends_done == program->given.send_count &&

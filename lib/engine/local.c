@@ -69,7 +69,7 @@ void locals_issue(struct engine *engine)
 	uint32_t ahead = engine->staging.place == WS_CUDA ? LOCALS_AHEAD_GPU : LOCALS_AHEAD;
 	while (program->locals_put < program->given.local_count &&
 	       program->locals_put - program->locals_done < ahead &&
-	       stage_room(engine->stage) > 0) {
+	       stage_room(engine->stage) > 0 && offload_take_local(engine, program->locals_put)) {
 		stage_put(engine->stage, &(struct stage_request){.kind = STAGE_LOCAL,
 								 .serial = engine->serial,
 								 .index = program->locals_put++});

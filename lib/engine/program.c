@@ -207,6 +207,7 @@ void program_staged(struct engine *engine, const struct stage_result *result)
 			program_block_free(engine, request->block);
 		return;
 	}
+	offload_put(engine, request);
 	switch (request->kind) {
 	case STAGE_GATHER:
 	case STAGE_HASH:
@@ -271,6 +272,7 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	engine->serial++;
 	stage_cancel(engine->stage, engine->serial);
 	locals_arm(engine);
+	offload_arm(engine);
 	imm_arm(&engine->imm, attempt);
 	engine->moved = true;
 	return 0;

@@ -299,6 +299,8 @@ int engine_set_program(struct engine *engine, const struct engine_program *given
 	if (rc == 0)
 		rc = receives_check(engine, err);
 	if (rc == 0)
+		rc = offload_set(engine, err);
+	if (rc == 0)
 		rc = imm_set(&engine->imm, given, err);
 	if (rc == 0) {
 		program->active = mem_alloc(program->active_room * sizeof(struct engine_peer *));

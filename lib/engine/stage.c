@@ -43,7 +43,8 @@ static void do_send_op(const struct engine *engine, struct stage_result *result)
 	const uint8_t *memory = (const uint8_t *)send->local + from;
 	if (request->kind == STAGE_GATHER) {
 		uint8_t *block = engine_block_memory(engine, request->block);
-		cut_gather(send->moves, send->move_count, from, from + bytes, block);
+		cut_gather(send->moves, send->move_count, from, from + bytes, block,
+			   offload_ring(engine));
 		memory = block;
 	}
 	if (engine->wire_digests)
@@ -55,8 +56,13 @@ static void do_send_op(const struct engine *engine, struct stage_result *result)
 static bool do_moves(const struct stage *stage, uint32_t serial, const struct move *moves,
 		     uint32_t count)
 {
-	for (uint32_t i = 0; i < count && stage_is_live(stage, serial); i++)
-		convert_move(&moves[i]);
+	const struct ring *ring = offload_ring(stage->engine);
+	for (uint32_t i = 0; i < count && stage_is_live(stage, serial); i++) {
+		struct move move = moves[i];
+		if (ring != NULL)
+			move.src = ring_source(ring, &moves[i]);
+		convert_move(&move);
+	}
 	return stage_is_live(stage, serial);
 }
 

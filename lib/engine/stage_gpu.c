@@ -152,13 +152,17 @@ static void flight_launch(struct stage *stage, uint32_t result_end)
 		sched_yield();
 }
 
-static int move_take(void *arg, const struct move *move)
+static int move_take(void *arg, const struct move *given)
 {
 	struct stage *stage = arg;
+	const struct ring *ring = offload_ring(stage->engine);
+	struct move moved = *given, *move = &moved;
 	struct stage_gpu *gpu = stage->gpu;
 	struct ws_error full = {0};
 	if (gpu->error.code != 0)
 		return -EIO;
+	if (ring != NULL)
+		moved.src = ring_source(ring, given);
 	/* Moves of a launch have no order, and launches do. */
 	if (move->kind == MOVE_SCALE && flight_next(gpu)->finds)
 		flight_launch(stage, gpu->result_end);

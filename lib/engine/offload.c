@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sources that lie in the host's memory while a GPU does the stage thread's work: they are copied
+ * into a ring of its memory (ring.h), and locals and gathers read them there.  Copies are queued
+ * and looked at on the engine's thread, on a stream of their own, and a request goes to the stage
+ * thread when what it reads has arrived.
+ *
+ * Without a GPU the ring lies in the host's memory: slower than nothing, but all of this is tested.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "lib/cuda/cuda.h"
+#include "lib/engine/engine_internal.h"
+#include "lib/engine/ring.h"
+
+#define LOADS_MAX 16u /* under way */
+_Static_assert(LOADS_MAX < CUDA_MARKS_MAX, "each has a mark");
+
+struct load {
+	uint32_t item;
+	uint64_t mark, begun_ns;
+};
+
+struct offload {
+	struct ring ring;
+	struct ws_memory memory; /* owned */
+	struct cuda_queue queue; /* on a GPU; with its error, which is for ever */
+	bool told;		 /* ... that error, in this attempt */
+	bool wanted;		 /* in this step a gather was refused, */
+	bool local_wanted;	 /* a local was */
+	uint64_t loaded_ns;	 /* when something last was */
+	uint32_t first, count;
+	struct load loads[LOADS_MAX];
+};
+
+int offload_open(struct engine *engine, const struct engine_options *options, struct ws_error *err)
+{
+	uint64_t bytes = options->ring_bytes & ~(uint64_t)4095;
+	if (options->ring_bytes == 0)
+		return 0;
+	struct offload *offload = mem_alloc(sizeof(*offload));
+	if (offload == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for the books of a ring");
+	engine->offload = offload;
+	offload->memory = (struct ws_memory){.place = options->place, .device = options->device};
+	int rc = ws_memory_alloc(&offload->memory, MAX(bytes, (uint64_t)4096), err);
+	if (rc == 0 && options->place == WS_CUDA)
+		rc = cuda_queue_open(&offload->queue, options->device, err);
+	offload->ring.memory = offload->memory.base;
+	offload->ring.bytes = MAX(bytes, (uint64_t)4096);
+	return rc == 0 ? 0 : ws_fail_in(err, rc, "no ring for parameters of the host");
+}
+
+void offload_close(struct engine *engine)
+{
+	struct offload *offload = engine->offload;
+	if (offload == NULL)
+		return;
+	cuda_queue_close(&offload->queue);
+	ring_release(&offload->ring);
+	ws_memory_free(&offload->memory);
+	mem_free(offload);
+	engine->offload = NULL;
+}
+
+const struct ring *offload_ring(const struct engine *engine)
+{
+	return engine->offload != NULL ? &engine->offload->ring : NULL;
+}
+
+/* ---------------------------------------------------------------------------- uses */
+
+/* What a request reads, box by box: the same each time it is asked. */
+struct walk {
+	struct ring *ring;
+	uint32_t bucket;
+	bool local;
+	void (*visit)(struct walk *walk, uint32_t item);
+	bool ready;
+};
+
+static int walk_take(void *arg, const struct move *move)
+{
+	struct walk *walk = arg;
+	const struct ring_use use = ring_use_of(move);
+	uint32_t item = ring_find(walk->ring, &use);
+	if (item != RING_NONE)
+		walk->visit(walk, item);
+	return 0;
+}
+
+static void walk_op(struct engine *engine, struct walk *walk, uint32_t index, uint32_t op)
+{
+	const struct send *send = &engine->program.given.sends[index];
+	uint64_t op_bytes = engine_op_bytes(engine, send->op_bytes), from = op * op_bytes;
+	walk->ring = &engine->offload->ring;
+	walk->bucket = send->bucket;
+	(void)cut_boxes(send->moves, send->move_count, from,
+			from + cut_op_bytes(send->bytes, op_bytes, op),
+			engine_block_memory(engine, 0), walk_take, walk);
+}
+
+static void walk_local(struct engine *engine, struct walk *walk, uint32_t index)
+{
+	const struct local *local = &engine->program.given.locals[index];
+	walk->ring = &engine->offload->ring;
+	walk->bucket = local->bucket;
+	walk->local = true;
+	for (uint32_t i = 0; i < local->move_count; i++)
+		(void)walk_take(walk, &local->moves[i]);
+}
+
+static bool is_counted(const struct walk *walk, uint32_t item)
+{
+	return walk->ring->items[item].bucket == walk->bucket;
+}
+
+static void count_use(struct walk *walk, uint32_t item)
+{
+	struct ring_item *of = &walk->ring->items[item];
+	if (is_counted(walk, item) && walk->local)
+		of->locals++;
+	else if (is_counted(walk, item))
+		of->gathers++;
+}
+
+static void look(struct walk *walk, uint32_t item)
+{
+	walk->ready = walk->ready && ring_is_ready(walk->ring, item);
+}
+
+static void take(struct walk *walk, uint32_t item)
+{
+	ring_take(walk->ring, item);
+}
+
+static void put(struct walk *walk, uint32_t item)
+{
+	ring_put(walk->ring, item, is_counted(walk, item));
+}
+
+static void skip(struct walk *walk, uint32_t item)
+{
+	if (is_counted(walk, item))
+		ring_skip(walk->ring, item);
+}
+
+/* ------------------------------------------------------------------------- program */
+
+/* Sources alone: what lies in the tables is where it is needed. */
+static void use_add(const struct engine *engine, const struct move *move, uint32_t bucket,
+		    bool local, struct ring_use *uses, uint32_t *count)
+{
+	const struct engine_program *given = &engine->program.given;
+	struct ring_use use = ring_use_of(move);
+	if (use.bytes == 0 || use.bytes > ring_item_bytes_max(&engine->offload->ring) ||
+	    (uintptr_t)use.from - (uintptr_t)given->tables < given->tables_bytes)
+		return;
+	use.bucket = bucket;
+	use.local = local;
+	uses[(*count)++] = use;
+}
+
+static uint32_t uses_collect(const struct engine *engine, struct ring_use *uses)
+{
+	const struct engine_program *given = &engine->program.given;
+	uint32_t count = 0;
+	for (uint32_t i = 0; i < given->local_count; i++)
+		for (uint32_t k = 0; k < given->locals[i].move_count; k++)
+			use_add(engine, &given->locals[i].moves[k], given->locals[i].bucket, true,
+				uses, &count);
+	for (uint32_t i = 0; i < given->send_count; i++)
+		for (uint32_t k = 0;
+		     given->sends[i].local == NULL && k < given->sends[i].move_count; k++)
+			use_add(engine, &given->sends[i].moves[k].move, given->sends[i].bucket,
+				false, uses, &count);
+	return count;
+}
+
+int offload_set(struct engine *engine, struct ws_error *err)
+{
+	const struct engine_program *given = &engine->program.given;
+	uint64_t room = 0;
+	if (engine->offload == NULL)
+		return 0;
+	for (uint32_t i = 0; i < given->local_count; i++)
+		room += given->locals[i].move_count;
+	for (uint32_t i = 0; i < given->send_count; i++)
+		room += given->sends[i].move_count;
+	struct ring_use *uses = mem_alloc(room * sizeof(*uses));
+	if (uses == NULL || room > UINT32_MAX) {
+		mem_free(uses);
+		return ws_fail(err, -ENOMEM, "no memory for %llu sources",
+			       (unsigned long long)room);
+	}
+	int rc = ring_make(&engine->offload->ring, uses, uses_collect(engine, uses), err);
+	mem_free(uses);
+	struct walk walk = {.visit = count_use};
+	for (uint32_t i = 0; rc == 0 && i < given->local_count; i++)
+		walk_local(engine, &walk, i);
+	walk.local = false;
+	for (uint32_t i = 0; rc == 0 && i < given->send_count; i++)
+		for (uint32_t op = 0;
+		     given->sends[i].local == NULL && op < engine->program.sends[i].op_count; op++)
+			walk_op(engine, &walk, i, op);
+	return rc;
+}
+
+/* ------------------------------------------------------------------------- attempt */
+
+void offload_arm(struct engine *engine)
+{
+	if (engine->offload == NULL)
+		return;
+	/* Copies of an attempt before may still be under way: those of this one are behind them. */
+	engine->offload->count = 0;
+	engine->offload->told = engine->offload->wanted = engine->offload->local_wanted = false;
+	ring_arm(&engine->offload->ring);
+}
+
+bool offload_take_local(struct engine *engine, uint32_t index)
+{
+	struct walk walk = {.visit = look, .ready = true};
+	if (engine->offload == NULL)
+		return true;
+	walk_local(engine, &walk, index);
+	walk.visit = take;
+	if (walk.ready)
+		walk_local(engine, &walk, index);
+	engine->offload->local_wanted = !walk.ready;
+	return walk.ready;
+}
+
+bool offload_take_op(struct engine *engine, uint32_t index, uint32_t op)
+{
+	struct walk walk = {.visit = look, .ready = true};
+	if (engine->offload == NULL)
+		return true;
+	walk_op(engine, &walk, index, op);
+	walk.visit = take;
+	if (walk.ready)
+		walk_op(engine, &walk, index, op);
+	engine->offload->wanted |= !walk.ready;
+	return walk.ready;
+}
+
+void offload_put(struct engine *engine, const struct stage_request *request)
+{
+	struct walk walk = {.visit = put};
+	if (engine->offload == NULL)
+		return;
+	if (request->kind == STAGE_LOCAL)
+		walk_local(engine, &walk, request->index);
+	else if (request->kind == STAGE_GATHER)
+		walk_op(engine, &walk, request->index, request->op);
+}
+
+void offload_skip(struct engine *engine, const struct engine_peer *peer)
+{
+	struct walk walk = {.visit = skip};
+	uint32_t op = peer->op;
+	if (engine->offload == NULL)
+		return;
+	for (uint32_t i = peer->send; i != NONE; i = engine->program.sends[i].next) {
+		for (; engine->program.given.sends[i].local == NULL &&
+		       op < engine->program.sends[i].op_count;
+		     op++)
+			walk_op(engine, &walk, i, op);
+		op = 0;
+	}
+}
+
+/* --------------------------------------------------------------------------- loads */
+
+static void offload_fail(struct engine *engine)
+{
+	struct offload *offload = engine->offload;
+	if (offload->told || engine_event_room(engine) == 0)
+		return;
+	offload->told = true;
+	engine_emit(engine, &(struct engine_event){.kind = ENGINE_GPU_FAILED,
+						   .nic = NONE,
+						   .status = -EIO,
+						   .reason = offload->queue.error.text});
+}
+
+/* Whether the copy is done; the host's was done at once. */
+static bool load_is_done(struct engine *engine, const struct load *load)
+{
+	struct cuda_queue *queue = &engine->offload->queue;
+	if (engine->offload->memory.place == WS_HOST)
+		return true;
+	if (queue->error.code == 0 &&
+	    engine->now_ns - load->begun_ns > CUDA_STUCK_MS * UINT64_C(1000000))
+		cuda_stuck(queue->device, &queue->error);
+	if (queue->error.code == 0 && cuda_queue_passed(queue, load->mark) == 1)
+		return true;
+	if (queue->error.code != 0)
+		offload_fail(engine);
+	return false;
+}
+
+void offload_turn(struct engine *engine)
+{
+	struct offload *offload = engine->offload;
+	if (offload == NULL)
+		return;
+	while (offload->count > 0 && load_is_done(engine, &offload->loads[offload->first])) {
+		struct load load = offload->loads[offload->first];
+		offload->first = (offload->first + 1) % LOADS_MAX;
+		offload->count--;
+		ring_loaded(&offload->ring, load.item);
+		engine->progress.load_bytes += offload->ring.items[load.item].bytes;
+		/* One after the other: its time begins when the one before it was done. */
+		engine->progress.load_ns += engine->now_ns - MAX(load.begun_ns, offload->loaded_ns);
+		offload->loaded_ns = engine->now_ns;
+		engine->moved = true;
+	}
+}
+
+static int load_begin(struct offload *offload, const struct ring_item *item, uint8_t *place,
+		      struct load *load)
+{
+	const struct cuda_copy copy = {.to = place, .from = item->from, .bytes = item->bytes};
+	if (offload->memory.place == WS_HOST) {
+		memcpy(place, item->from, item->bytes);
+		return 0;
+	}
+	int rc = cuda_queue_copy_host(&offload->queue, &copy);
+	return rc == 0 ? cuda_queue_mark(&offload->queue, &load->mark) : rc;
+}
+
+static void note_use(struct walk *walk, uint32_t item)
+{
+	(void)item;
+	walk->ready = true;
+}
+
+/* Whether some peer would take what waits for a local that was refused: what isn't ready yet, or
+ * waits for others' maxima, is no reason to read a source twice. */
+static bool local_holds_up(struct engine *engine)
+{
+	const struct program *program = &engine->program;
+	struct walk walk = {.visit = note_use};
+	for (uint32_t i = 0; i < program->active_count && !walk.ready; i++) {
+		const struct engine_peer *peer = program->active[i];
+		if (!peer->ready || peer->send == NONE)
+			continue;
+		const struct send *send = &program->given.sends[peer->send];
+		if (send->local == NULL && program->gates[send->gate].locals_left > 0)
+			walk_op(engine, &walk, peer->send, peer->op);
+	}
+	return walk.ready;
+}
+
+/* Attempts that were broken off may have left copies under way, and their marks. */
+static bool may_load(struct offload *offload)
+{
+	struct cuda_queue *queue = &offload->queue;
+	if (offload->count == LOADS_MAX || queue->error.code != 0)
+		return false;
+	return queue->marked - queue->passed < CUDA_MARKS_MAX ||
+	       cuda_queue_passed(queue, queue->passed + 1) == 1;
+}
+
+void offload_load(struct engine *engine)
+{
+	struct offload *offload = engine->offload;
+	if (offload == NULL)
+		return;
+	bool gives_way = ring_is_idle(&offload->ring) &&
+			 (offload->wanted || (offload->local_wanted && local_holds_up(engine)));
+	while (may_load(offload)) {
+		struct load *load = &offload->loads[(offload->first + offload->count) % LOADS_MAX];
+		uint8_t *place;
+		uint32_t item = ring_load(&offload->ring, gives_way, &place);
+		if (item == RING_NONE)
+			break;
+		*load = (struct load){.item = item, .begun_ns = engine->now_ns};
+		offload->count++;
+		engine->moved = true;
+		if (load_begin(offload, &offload->ring.items[item], place, load) != 0)
+			offload_fail(engine);
+	}
+	offload->wanted = offload->local_wanted = false;
+	engine->progress.ring_high_bytes = offload->ring.high_bytes;
+}
+
+bool offload_is_loading(const struct engine *engine)
+{
+	return engine->offload != NULL && engine->offload->count > 0;
+}
