@@ -66,7 +66,7 @@ void world_open(struct world *world, uint32_t trainers, uint32_t replicas, uint3
 				.trainers = trainers,
 				.replica_ranks = replica_ranks};
 	ck_assert_uint_le(world->count, WORLD_MEMBERS_MAX);
-	even_clock_start();
+	even_clock_start(true);
 	ck_ok(run_key_make(&world->key, &err), err);
 	world->options.endpoint = "tcp://127.0.0.1:*";
 	world->options.key = &world->key;

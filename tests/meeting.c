@@ -108,7 +108,7 @@ static void meet(struct rank *ranks, uint32_t first, uint32_t count)
  * alone. */
 static void ranks_make(struct rank *ranks, uint32_t world)
 {
-	even_clock_start();
+	even_clock_start(true);
 	keys_make();
 	for (uint32_t i = 0; i < world; i++)
 		ranks[i] = (struct rank){.launch = {.rank = i, .world = world, .source = "test"},

@@ -177,7 +177,7 @@ START_TEST(a_failed_hook_ends_the_attempt_everywhere_and_the_next_version_goes_l
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
 	atomic_store(&world->loop[1].fail_begin, 1);
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	for (uint32_t i = 0; i < options.trainers; i++) {
 		const struct trainer *trainer = &world->trainer[i];
 		ck_assert_int_lt(trainer->rc, 0);

@@ -66,7 +66,7 @@ END_TEST
 /* Pushes; only this replica is then live, and the report says why the other isn't. */
 static void push_only(struct world *world, uint64_t version, uint32_t replica, const char *says)
 {
-	world_push(world, version, 20000, false);
+	world_push(world, version, PATIENCE_MS, false);
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
 		const struct trainer *trainer = &world->trainer[i];
 		ck_assert_msg(trainer->rc == 0, "%s", trainer->err.text);
@@ -95,8 +95,8 @@ static struct world *two_replicas(void)
 /* A dropped replica joins again by itself; the push that finds it back in the run reaches it. */
 static void push_until_all_live(struct world *world, uint64_t version)
 {
-	for (int i = 0; i < 40; i++) {
-		world_push(world, version + (uint64_t)i, 20000, false);
+	for (uint64_t until_ns = deadline_in_ms(PATIENCE_MS); clock_ns() < until_ns;) {
+		world_push(world, version++, PATIENCE_MS, false);
 		ck_assert_msg(world->trainer[0].rc == 0, "%s", world->trainer[0].err.text);
 		const struct ws_report *report = &world->trainer[0].report;
 		if (report->replica_count == 2 && report->replicas[0].live &&
@@ -249,7 +249,7 @@ START_TEST(after_an_aborted_update_it_may_describe_at_once)
 	for (uint32_t i = 0; i < world->loop_count; i++)
 		world->loop[i].remap_after_aborts = 1;
 	all_remap(world, REDUNDANT);
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	ck_assert_int_lt(world->trainer[0].rc, 0);
 	for (uint32_t i = 0; i < world->loop_count; i++)
 		loop_await_remap(&world->loop[i]);

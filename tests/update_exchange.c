@@ -67,7 +67,7 @@ START_TEST(bad_maxima_abort_the_attempt_and_are_named)
 	engines_halt(world, true);
 	if (comes_late) /* nobody notices before rollouts wait for what was made of it */
 		ck_assert_int_eq(pthread_create(&waker, NULL, engines_go_on_later, world), 0);
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	if (comes_late)
 		pthread_join(waker, NULL);
 	engines_halt(world, false);

@@ -55,7 +55,7 @@ START_TEST(a_bad_write_never_goes_live_is_named_and_the_next_version_is_whole)
 	options.fault_device = device;
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	world_errors_have(world, bad->says);
 	world_errors_have(world, "version 2");
 	world_push_good(world, 3, false);
@@ -77,7 +77,7 @@ static const struct world_options two_replicas = {
 /* Pushes; replica 1 isn't in the end live, and the report says why. */
 static void push_without_replica_1(struct world *world, uint64_t version, const char *says)
 {
-	world_push(world, version, 20000, false);
+	world_push(world, version, PATIENCE_MS, false);
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
 		const struct trainer *trainer = &world->trainer[i];
 		ck_assert_msg(trainer->rc == 0, "%s", trainer->err.text);
@@ -96,8 +96,8 @@ static void push_without_replica_1(struct world *world, uint64_t version, const 
 /* A dropped rank joins again by itself; the push that finds it back in the run reaches it. */
 static void push_until_all_live(struct world *world, uint64_t version)
 {
-	for (int i = 0; i < 40; i++) {
-		world_push(world, version + (uint64_t)i, 20000, false);
+	for (uint64_t until_ns = deadline_in_ms(PATIENCE_MS); clock_ns() < until_ns;) {
+		world_push(world, version++, PATIENCE_MS, false);
 		ck_assert_msg(world->trainer[0].rc == 0, "%s", world->trainer[0].err.text);
 		const struct ws_report *report = &world->trainer[0].report;
 		uint32_t live = 0;
@@ -176,11 +176,10 @@ START_TEST(a_verdict_that_lacks_a_replica_is_whole_when_the_version_is_pushed_ag
 	push_without_replica_1(world, 2, "derived weights can't be made");
 	ck_assert_int_eq(verdict_of(world, 2, &err), -ECONNRESET);
 	ck_assert_ptr_nonnull(strstr(err.text, "derived weights can't be made"));
-	for (int i = 0; i < 40 && atomic_load(&world->loop[3].resumed) != 2; i++) {
+	ck_until(atomic_load(&world->loop[3].resumed) == 2, {
 		sleep_ns(200000000u);
-		world_push(world, 2, 20000, false);
-	}
-	ck_assert_uint_eq(atomic_load(&world->loop[3].resumed), 2);
+		world_push(world, 2, PATIENCE_MS, false);
+	});
 	ck_assert_msg(verdict_of(world, 2, &err) == 0, "%s", err.text);
 	world_close(world);
 }
@@ -241,12 +240,12 @@ START_TEST(a_push_that_others_dont_join_ends_at_its_deadline)
 	ck_assert_int_lt(ws_trainer_push(world->trainer[0].trainer, 2, 800, &report, &err), 0);
 	ck_assert_int_eq(err.code, -ETIMEDOUT);
 	ck_assert_msg(strstr(err.text, "version 2") != NULL, "%s", err.text);
-	ck_assert_uint_lt(clock_ns() - start, UINT64_C(8000000000));
+	ck_assert_uint_lt(clock_ns() - start, UINT64_C(30000000000));
 	ck_assert(!report.replicas[0].live);
 	ck_assert_uint_eq(report.replicas[0].live_version, 1);
 	/* Trainer 1 was never asked; both are in step again with the next version. */
 	for (uint64_t version = 3; version < 6; version++) {
-		world_push(world, version, 10000, false);
+		world_push(world, version, PATIENCE_MS, false);
 		if (world->trainer[0].rc == 0 && world->trainer[1].rc == 0)
 			break;
 	}
@@ -271,7 +270,7 @@ START_TEST(cancel_ends_a_blocked_push_at_once)
 
 	ck_assert_int_eq(pthread_create(&thread, NULL, cancel_main, world->trainer[1].trainer), 0);
 	ck_fails(ws_trainer_push(world->trainer[1].trainer, 1, 60000, NULL, &err), -ECANCELED, err);
-	ck_assert_uint_lt(clock_ns() - start, UINT64_C(6000000000));
+	ck_assert_uint_lt(clock_ns() - start, UINT64_C(30000000000));
 	pthread_join(thread, NULL);
 	world_close(world);
 }

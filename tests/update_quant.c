@@ -202,7 +202,7 @@ START_TEST(a_bad_write_of_maxima_or_codes_never_goes_live)
 	options.fault_device = device;
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	world_errors_have(world, bad->says);
 	world_push_good(world, 3, false);
 	world_close(world);
@@ -220,7 +220,7 @@ START_TEST(a_replica_that_is_dropped_holds_up_no_maxima)
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
 	atomic_store(&world->loop[3].silent, true);
-	world_push(world, 2, 20000, true);
+	world_push(world, 2, PATIENCE_MS, true);
 	for (uint32_t i = 0; i < options.trainers; i++)
 		ck_assert_msg(world->trainer[i].rc == 0, "%s", world->trainer[i].err.text);
 	for (uint32_t i = 0; i < 2; i++)

@@ -57,7 +57,7 @@ static bool all_nics_ran(const struct world *world)
 /* Pushes until a version has run on all NICs. */
 static void push_until_back(struct world *world, uint64_t version)
 {
-	uint64_t until_ns = deadline_in_ms(30000);
+	uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 	do {
 		ck_assert_msg(clock_ns() < until_ns, "%s", world->trainer[0].report.nic_trouble);
 		sleep_ns(100000000);
@@ -104,7 +104,7 @@ START_TEST(one_of_two_nics_goes_out_of_use_and_comes_back)
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
 	ck_assert_str_eq(world->trainer[0].report.nic_trouble, "");
-	world_push(world, 2, 20000, false);
+	world_push(world, 2, PATIENCE_MS, false);
 	world_errors_have(world, who);
 	world_errors_have(world, wanted->says);
 	reports_name(world, who);
@@ -177,7 +177,7 @@ START_TEST(a_silent_rail_costs_a_version_is_left_out_and_comes_back)
 	/* It is found out for each rollout to which something is under way: for both, at last. */
 	uint64_t version = 1;
 	for (bool good = false; !good; good = world->trainer[0].rc == 0) {
-		world_push(world, ++version, 20000, false);
+		world_push(world, ++version, PATIENCE_MS, false);
 		if (world->trainer[0].rc != 0)
 			world_errors_have(world,
 					  "NIC 'fault(tcp 127.0.0.2)' failed: no answer, by rule");

@@ -124,7 +124,7 @@ void loop_remap(struct engine_loop *loop, const char *experts)
 
 void loop_await_remap(struct engine_loop *loop)
 {
-	uint64_t until_ns = deadline_in_ms(20000);
+	uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 
 	while (atomic_load(&loop->remaps)) {
 		ck_assert_msg(clock_ns() < until_ns, "rollout %u.%u doesn't describe itself again",

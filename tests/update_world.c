@@ -11,14 +11,11 @@
 
 #include "lib/link/link.h"
 #include "tests/post_text.h"
+#include "tests/even_clock.h"
 #include "tests/test.h"
 
-/* Engines look at every byte, which takes them long under thread sanitizer. */
-#ifdef __SANITIZE_THREAD__
-#define PATIENCE 4u
-#else
-#define PATIENCE 1u
-#endif
+/* Engines look at every byte, which takes them long under a sanitizer. */
+#define PHASES (SANITIZED ? 4u : 2u)
 
 void world_fill(struct trainer *trainer, uint64_t version)
 {
@@ -137,7 +134,7 @@ static void *loop_main(void *arg)
 {
 	struct engine_loop *loop = arg;
 
-	loop->rc = ws_rollout_start(loop->rollout, 20000, &loop->err);
+	loop->rc = ws_rollout_start(loop->rollout, PATIENCE_MS, &loop->err);
 	atomic_store(&loop->started, true);
 	while (loop->rc == 0 && !atomic_load(&loop->quit)) {
 		struct pollfd fd = {.fd = ws_rollout_fd(loop->rollout), .events = POLLIN};
@@ -160,7 +157,7 @@ static void *loop_main(void *arg)
 
 const struct ws_rollout_report *loop_last(struct engine_loop *loop)
 {
-	for (uint64_t until_ns = deadline_in_ms(20000);
+	for (uint64_t until_ns = deadline_in_ms(PATIENCE_MS);
 	     atomic_load(&loop->last_version) != atomic_load(&loop->resumed);) {
 		ck_assert_msg(clock_ns() < until_ns, "a step doesn't end");
 		sleep_ns(1000000);
@@ -299,7 +296,7 @@ static void trainer_open(struct trainer *trainer)
 		.barrier = given->barrier,
 		.fanout = given->fanout,
 		.lost_ms = given->lost_ms != 0 ? given->lost_ms : 10000,
-		.phase_ms = PATIENCE * given->phase_ms,
+		.phase_ms = PHASES * given->phase_ms,
 	};
 
 	if (given->fault_device != NULL && trainer->rank == 1) {
@@ -327,7 +324,7 @@ static void *start_main(void *arg)
 {
 	struct trainer *trainer = arg;
 
-	trainer->rc = ws_trainer_start(trainer->trainer, 20000, &trainer->err);
+	trainer->rc = ws_trainer_start(trainer->trainer, PATIENCE_MS, &trainer->err);
 	return NULL;
 }
 
@@ -438,6 +435,7 @@ struct world *world_open(const struct world_options *options)
 
 	ck_assert_ptr_nonnull(world);
 	world->options = *options;
+	even_clock_start(false);
 	key_make(world);
 	manifests_make(world);
 	for (uint32_t i = 0; i < options->trainers; i++) {
@@ -532,7 +530,7 @@ void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, boo
 
 void world_push_good(struct world *world, uint64_t version, bool split)
 {
-	world_push(world, version, 30000, split);
+	world_push(world, version, PATIENCE_MS, split);
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
 		const struct trainer *trainer = &world->trainer[i];
 		ck_assert_msg(trainer->rc == 0, "trainer %u: %d: %s", i, trainer->rc,
