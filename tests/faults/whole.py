@@ -11,6 +11,7 @@ from processes import Process, marked, until
 from run import LOST_S, PHASE_S, PUSH_S, SLOW
 from world import Skip, changed_manifest, command_line, expect, scenario
 
+MIDDLE_S = 0.3  # after one version into the writing of the next, which takes 0.6 s
 
 # ------------------------------------------------------------------ runs that can't start
 
@@ -91,7 +92,7 @@ class Job:
 
     def in_second_update(self):
         self.processes[0].says("version 1 ", 30, stream="out")
-        time.sleep(0.3)  # of 0.6 s that an update takes
+        time.sleep(MIDDLE_S)
 
     def all_end(self, seconds, also=()):
         for process in self.processes:
@@ -131,7 +132,7 @@ def _(world):
     time.sleep(0.5)
     first = Job(world, "again", ranks=(0,)).processes[0]
     first.says("version 1 ", 20, stream="out")
-    time.sleep(0.7)  # between two versions the end would be a normal one for the rollouts
+    time.sleep(MIDDLE_S)  # between two versions the end would be a normal one for the rollouts
     job.processes.append(first)
     first.kill(signal.SIGINT)
     job.all_end(PUSH_S)
@@ -187,7 +188,7 @@ def kill_under_mpirun(world, rank):
     mpirun = Process(folder, "mpirun", ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-n", "6",
                                         *Job.argv(world.inputs, "-v")])
     mpirun.says("version 1 ", 40, stream="out")
-    time.sleep(0.7)
+    time.sleep(MIDDLE_S)
     want = ("OMPI_COMM_WORLD_RANK=%d" % rank).encode()
 
     def is_victim(pid):
