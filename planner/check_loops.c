@@ -9,25 +9,6 @@
 
 /* ---- Numbers of a segment, and of a pair in all its buckets. */
 
-/* Ops are as large as the rules say; fewer bytes are whole rows of whole blocks. */
-static bool ops_fit(const struct plan *plan, const struct stored_copy *copy)
-{
-	const struct plan_part *part =
-		(const struct plan_part *)plan->parts.items + copy->part_first;
-	uint64_t rows, most = plan->input.rules.op_bytes;
-
-	if (copy->op_bytes == most)
-		return true;
-	if (copy->op_bytes == 0 || copy->op_bytes > most || copy->op_bytes % WIRE_ALIGN != 0 ||
-	    copy->part_count != 1 || !part->whole || part->blocks == NULL || part->extent[0] == 0)
-		return false;
-	/* A dim whose blocks have no stride lies in one. */
-	rows = part->blocks->stride[0] == 0 ? part->extent[0] : part->blocks->each[0];
-	return rows > 0 && copy->bytes % part->extent[0] == 0 &&
-	       copy->op_bytes % (copy->bytes / part->extent[0]) == 0 &&
-	       copy->op_bytes / (copy->bytes / part->extent[0]) % rows == 0;
-}
-
 /* NULL, or what is wrong with a copy that stands behind what is summed up. */
 static const char *copy_fault(const struct plan *plan, const struct stored_copy *copy,
 			      const struct segment *sums)
@@ -41,8 +22,9 @@ static const char *copy_fault(const struct plan *plan, const struct stored_copy 
 		return "a copy is empty";
 	if (copy->repeat > 1 ? copy->part_count > 1 : copy->src_step != 0 || copy->dst_step != 0)
 		return "a copy of several parts repeats";
-	if (!ops_fit(plan, copy))
-		return "a copy's ops are too large, or tear a block";
+	if (copy->op_bytes == 0 || copy->op_bytes > plan->input.rules.op_bytes ||
+	    copy->op_bytes % WIRE_ALIGN != 0)
+		return "a copy's ops are larger than the rules', or end anywhere";
 	if (copy->op_count != (copy->bytes - 1) / copy->op_bytes + 1)
 		return "a copy's ops aren't as many as its bytes need";
 	if (copy->first_op != sums->op_count)

@@ -197,15 +197,40 @@ static uint64_t block_rows(const struct plan_part *part, uint32_t dim)
 	return part->blocks->stride[dim] == 0 ? part->extent[dim] : part->blocks->each[dim];
 }
 
-/* Bytes of an op: as many rows of whole blocks as it has room for. */
-static uint64_t op_bytes_of(const struct plan_part *part, uint64_t bytes, uint64_t op_bytes)
+/* As many rows of whole blocks as an op has room for. */
+static uint64_t rows_op_bytes(const struct raw *raw, uint64_t op_bytes)
 {
-	if (!part->whole || bytes <= op_bytes)
-		return op_bytes;
-	uint64_t step = bytes / part->extent[0] * block_rows(part, 0), times = op_bytes / step;
+	uint64_t step = raw->bytes / raw->part.extent[0] * block_rows(&raw->part, 0);
+	uint64_t times = op_bytes / step;
+
 	while (times * step % WIRE_ALIGN != 0) /* at most 15 times */
 		times--;
 	return times > 0 ? times * step : op_bytes;
+}
+
+/* The first part of whole blocks in the copy that ops of this size tear, or NULL. */
+static const struct raw *first_torn(const struct raw *raws, uint32_t count, uint64_t op_bytes)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t begin = raws[i].part.wire_offset, last = begin + raws[i].bytes - 1;
+		if (raws[i].part.whole && begin / op_bytes != last / op_bytes)
+			return &raws[i];
+	}
+	return NULL;
+}
+
+/* Less than the rules' where no whole block is torn then: one part by rows of blocks, several by
+ * ending where the first was torn, which does for parts alike. */
+static uint64_t op_bytes_of(const struct raw *raws, uint32_t count, uint64_t op_bytes)
+{
+	const struct raw *torn = first_torn(raws, count, op_bytes);
+
+	if (torn == NULL)
+		return op_bytes;
+	if (count == 1)
+		return rows_op_bytes(torn, op_bytes);
+	uint64_t less = torn->part.wire_offset % op_bytes;
+	return less > 0 && first_torn(raws, count, less) == NULL ? less : op_bytes;
 }
 
 /* Numbers the copies, counts them and keeps them. */
@@ -214,9 +239,7 @@ static int emit_copy(struct emit *emit, struct stored_copy *copy, const struct r
 	struct planning *planning = emit->planning;
 	struct plan *plan = planning->plan;
 	struct segment *segment = emit->segment;
-	copy->op_bytes = plan->input.rules.op_bytes;
-	if (copy->part_count == 1)
-		copy->op_bytes = op_bytes_of(&raws->part, copy->bytes, copy->op_bytes);
+	copy->op_bytes = op_bytes_of(raws, copy->part_count, plan->input.rules.op_bytes);
 	uint64_t ops = ws_op_count(copy->bytes, copy->op_bytes);
 	uint64_t bytes = copy->bytes * copy->repeat;
 	bool ring = copy->ring >= 0;

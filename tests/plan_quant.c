@@ -22,6 +22,11 @@
 	FP8_SCHEME "\"params\":[{\"p\":\"w\",\"q\":\"fp8-block\",\"dtype\":\"f8e4m3\"," \
 		   "\"scale\":\"w_scale_inv\",\"x\":[\"t\",\"w\"]}]"
 
+#define EXPERTS "{\"name\":\"w{E}\",\"dtype\":\"bf16\",\"shape\":[128,1536],\"experts\":[0,4]}"
+#define EXPERTS_HELD(as)                                                                   \
+	"\"experts\":{\"axis\":\"n\"},\"params\":[{\"p\":\"w{E}\",\"each\":{\"E\":\"n\"}," as \
+	"\"x\":[\"t\",\"w{E}\"]}]"
+
 /* Rows of 3 trainers end inside blocks: 0:200, 200:400, 400:600 under blocks of 128. */
 START_TEST(codes_come_from_every_holder_and_each_scale_from_one)
 {
@@ -58,6 +63,63 @@ START_TEST(codes_come_from_every_holder_and_each_scale_from_one)
 	}
 	ck_assert_uint_eq(scale_bytes, 5 * 2 * 4);
 	plan_free(plan);
+	pair_close(&pair);
+}
+END_TEST
+
+/* What the first send of trainer 0 is cut into. */
+static struct plan_copy first_copy(struct pair_world *pair, uint64_t op_bytes, bool *whole_out)
+{
+	struct plan_cursor cursor = {0};
+	struct plan_copy copy, first;
+	bool scales = false;
+
+	pair->input.rules.op_bytes = op_bytes;
+	pair->input.rules.bucket_bytes = 1u << 30; /* one bucket */
+	struct plan *plan = pair_plan(pair, 0);
+	ck_ok(plan_check(plan, &pair->findings, &pair->err), pair->err);
+	ck_assert(plan_next_send(plan, &cursor, &first));
+	*whole_out = first.parts[0].whole;
+	cursor = (struct plan_cursor){0};
+	while (plan_next_send(plan, &cursor, &copy))
+		for (uint32_t i = 0; i < copy.part_count; i++) {
+			bool scale = copy.parts[i].kind == PART_SCALES;
+			ck_assert(scale || !scales);
+			scales = scales || scale;
+		}
+	ck_assert(scales);
+	ck_assert_uint_eq(first.op_count, ws_op_count(first.bytes, first.op_bytes));
+	plan_free(plan);
+	return first;
+}
+
+/* Five rows of blocks, of 192 KiB each; and four weights of one, that share a copy. */
+START_TEST(no_op_tears_a_whole_block_and_scales_come_last)
+{
+	struct pair_world pair;
+	bool whole;
+
+	pair_open(&pair, W("[600,1536]"), 1, WHOLE, 1, FP8_WHOLE);
+	struct plan_copy copy = first_copy(&pair, 512u << 10, &whole);
+	ck_assert(whole && copy.op_bytes == 2 * 128 * 1536 && copy.op_count == 3);
+	copy = first_copy(&pair, 256u << 10, &whole);
+	ck_assert(whole && copy.op_bytes == 128 * 1536 && copy.op_count == 5);
+	/* One row of blocks is more than an op. */
+	copy = first_copy(&pair, 128u << 10, &whole);
+	ck_assert(whole && copy.op_bytes == 128u << 10 && copy.op_count == 8);
+	pair_close(&pair);
+
+	pair_open(&pair, W("[600,1536]"), 3, PARAM("[\"s\",[\"t\",\"w\"],0,\"n\"]"), 1, FP8_WHOLE);
+	copy = first_copy(&pair, 256u << 10, &whole);
+	ck_assert(!whole && copy.op_bytes == 256u << 10);
+	pair_close(&pair);
+
+	pair_open(&pair, EXPERTS, 1, EXPERTS_HELD(""), 1,
+		  FP8_SCHEME EXPERTS_HELD("\"q\":\"fp8-block\",\"dtype\":\"f8e4m3\","
+					  "\"scale\":\"w{E}_scale_inv\","));
+	copy = first_copy(&pair, 256u << 10, &whole);
+	ck_assert_uint_gt(copy.part_count, 4);
+	ck_assert(whole && copy.op_bytes == 128 * 1536);
 	pair_close(&pair);
 }
 END_TEST
@@ -167,6 +229,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(quant, 60);
 	tcase_add_test(quant, codes_come_from_every_holder_and_each_scale_from_one);
+	tcase_add_test(quant, no_op_tears_a_whole_block_and_scales_come_last);
 	tcase_add_test(quant, codes_are_made_of_floats_only);
 	tcase_add_test(quant, a_scale_from_who_holds_nothing_of_its_block_is_seen);
 	tcase_add_test(quant, a_block_that_trainers_hold_a_part_of_is_missing);
