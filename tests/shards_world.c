@@ -48,7 +48,8 @@ static void put_held(struct shards_world *shards, struct writer *out, const char
 
 static void put_scheme(struct shards_world *shards, struct writer *out)
 {
-	static const char *const kinds[] = {"block", "block", "block", "channel", "tensor"};
+	static const char *const kinds[] = {"block",   "block",	 "block",
+					    "channel", "tensor", "tensor"};
 	const char *kind = kinds[below(shards, ARRAY_SIZE(kinds))];
 
 	write_format(out, "\"schemes\":{\"q\":{\"kind\":\"%s\",", kind);
