@@ -97,13 +97,26 @@ static void put_box(struct writer *out, const struct tensor_rule *tensor, const 
 	}
 }
 
-static const char *tensor_text(const struct explained *it, const struct piece *piece, char *out,
+static const char *tensor_text(const struct explained *it, uint32_t tensor, int32_t slot, char *out,
 			       size_t room)
 {
-	const struct tensor_rule *tensor = manifest_tensor(it->manifest, piece->tensor);
-	tensor_name(tensor, it->param->layer,
-		    param_expert(it->manifest, it->rank, it->param, piece->slot), out, room);
+	tensor_name(manifest_tensor(it->manifest, tensor), it->param->layer,
+		    param_expert(it->manifest, it->rank, it->param, slot), out, room);
 	return out;
+}
+
+/* Of a scale that several weights are under: the next one, from the lead on; UINT32_MAX: no more,
+ * or it is of one. */
+static uint32_t next_weight(const struct explained *it, const struct piece *piece, uint32_t weight)
+{
+	const struct tensor_rule *scale = manifest_tensor(it->manifest, piece->tensor);
+	uint32_t lead = scale->is_scale ? scale->weight_tensor : UINT32_MAX;
+	if (lead == UINT32_MAX || manifest_tensor_fellow(it->manifest, lead) == lead)
+		return UINT32_MAX;
+	if (weight == UINT32_MAX)
+		return lead;
+	uint32_t next = manifest_tensor_fellow(it->manifest, weight);
+	return next == lead ? UINT32_MAX : next;
 }
 
 static void put_piece(const struct explained *it, const struct piece *piece, struct writer *out)
@@ -113,8 +126,12 @@ static void put_piece(const struct explained *it, const struct piece *piece, str
 	char name[NAME_BYTES_MAX + 64], at[160], shape[160], size[32], run[32], step[32];
 	write_format(out, "  at %s: ", place_text(it->param->form, piece->place, at, sizeof(at)));
 	put_box(out, tensor, piece);
-	write_format(out, " of %s %s\n", tensor_text(it, piece, name, sizeof(name)),
+	write_format(out, " of %s %s\n",
+		     tensor_text(it, piece->tensor, piece->slot, name, sizeof(name)),
 		     dims_text(tensor->dim, tensor->dim_count, shape, sizeof(shape)));
+	for (uint32_t w = UINT32_MAX; (w = next_weight(it, piece, w)) != UINT32_MAX;)
+		write_format(out, "      under it: %s\n",
+			     tensor_text(it, w, piece->slot, name, sizeof(name)));
 	size_text(runs.run * runs.count * it->element_bytes, size, sizeof(size));
 	size_text(runs.run * it->element_bytes, run, sizeof(run));
 	size_text(runs.step * it->element_bytes, step, sizeof(step));
@@ -206,7 +223,15 @@ static void put_piece_json(const struct explained *it, const struct piece *piece
 	struct runs runs = runs_of(piece);
 	char name[NAME_BYTES_MAX + 64];
 	json_begin_object(json, NULL);
-	json_put_text(json, "tensor", tensor_text(it, piece, name, sizeof(name)));
+	json_put_text(json, "tensor",
+		      tensor_text(it, piece->tensor, piece->slot, name, sizeof(name)));
+	if (next_weight(it, piece, UINT32_MAX) != UINT32_MAX) {
+		json_begin_array(json, "weights");
+		for (uint32_t w = UINT32_MAX; (w = next_weight(it, piece, w)) != UINT32_MAX;)
+			json_put_text(json, NULL,
+				      tensor_text(it, w, piece->slot, name, sizeof(name)));
+		json_end_array(json);
+	}
 	put_numbers(json, "tensor_shape", tensor->dim, tensor->dim_count);
 	put_numbers(json, "offset", piece->offset, piece->dim_count);
 	put_numbers(json, "extent", piece->extent, piece->dim_count);

@@ -113,6 +113,37 @@ START_TEST(strided_pieces_are_told_as_runs)
 }
 END_TEST
 
+START_TEST(a_scale_says_which_weights_are_under_it)
+{
+	static const char text[] =
+		"{\"ws_manifest\":1,\"side\":\"rollout\",\"framework\":\"f\",\"model\":\"m\","
+		"\"world\":1,\"schemes\":{\"q\":{\"kind\":\"tensor\",\"fmt\":\"e4m3\"}},"
+		"\"meshes\":{\"m\":{\"axes\":[[\"tp\",1]]}},"
+		"\"tensors\":[{\"name\":\"a\",\"dtype\":\"bf16\",\"shape\":[4,8]},"
+		"{\"name\":\"b\",\"dtype\":\"bf16\",\"shape\":[2,8]}],"
+		"\"params\":[{\"p\":\"ab\",\"q\":\"q\",\"x\":[\"c\",0,[\"t\",\"b\"],"
+		"[\"t\",\"a\"]]}]}";
+	static const char *const want[] = {"ab_scale\n  rank 0 of the rollout: f32 [1], 4 bytes\n"
+					   "  at [0]: all 1 elements of a_scale [1]\n"
+					   "      under it: a\n      under it: b\n"
+					   "      4 bytes from byte 0, contiguous\n",
+					   "{\"tensor\":\"a_scale\",\"weights\":[\"a\",\"b\"],"};
+	struct manifest *manifest;
+	struct ws_error err = {0};
+	ck_ok(manifest_parse(&manifest, text, strlen(text), NULL, &err), err);
+	for (int as_json = 0; as_json < 2; as_json++) {
+		struct writer out = WRITER_INIT(1u << 20);
+		ck_ok(manifest_explain(manifest, "ab_scale", 0, as_json == 1, &out, &err), err);
+		write_u8(&out, 0);
+		ck_assert_msg(strstr((const char *)out.bytes, want[as_json]) != NULL, "%s",
+			      (const char *)out.bytes);
+		writer_release(&out);
+	}
+	manifest_free(manifest);
+	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
 START_TEST(what_is_not_there_is_said_with_what_is)
 {
 	struct model *model = tiny_model();
@@ -144,6 +175,7 @@ Suite *suite(void)
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, a_param_is_told_in_words, 0, ARRAY_SIZE(explained));
 	tcase_add_loop_test(t, strided_pieces_are_told_as_runs, 0, ARRAY_SIZE(strides));
+	tcase_add_test(t, a_scale_says_which_weights_are_under_it);
 	tcase_add_test(t, what_is_not_there_is_said_with_what_is);
 	suite_add_tcase(s, t);
 	return s;
