@@ -23,7 +23,7 @@
 		   "\"scale\":\"w_scale_inv\",\"x\":[\"t\",\"w\"]}]"
 
 #define EXPERTS "{\"name\":\"w{E}\",\"dtype\":\"bf16\",\"shape\":[128,1536],\"experts\":[0,4]}"
-#define EXPERTS_HELD(as)                                                                   \
+#define EXPERTS_HELD(as)                                                                      \
 	"\"experts\":{\"axis\":\"n\"},\"params\":[{\"p\":\"w{E}\",\"each\":{\"E\":\"n\"}," as \
 	"\"x\":[\"t\",\"w{E}\"]}]"
 
@@ -137,6 +137,60 @@ START_TEST(codes_are_made_of_floats_only)
 }
 END_TEST
 
+/* Each tensor under a scale must be of floats, not only the one that it is called after. */
+START_TEST(all_weights_under_one_scale_are_floats)
+{
+	struct pair_world pair;
+	const char *tensors = W("[64,8]") ",{\"name\":\"v\",\"dtype\":\"f8e4m3\",\"shape\":[64,8]}";
+	const char *held = "\"params\":[{\"p\":\"v\",\"x\":[\"t\",\"v\"]},"
+			   "{\"p\":\"w\",\"x\":[\"t\",\"w\"]}]";
+	const char *fused = "\"schemes\":{\"t\":{\"kind\":\"tensor\",\"fmt\":\"e4m3\"}},"
+			    "\"params\":[{\"p\":\"wv\",\"q\":\"t\",\"dtype\":\"f8e4m3\",\"x\":"
+			    "[\"c\",0,[\"t\",\"w\"],[\"t\",\"v\"]]}]";
+
+	pair_open(&pair, tensors, 1, held, 1, fused);
+	ck_assert_ptr_nonnull(strstr(pair_refused(&pair, "quant"),
+				     "comes out of quantizing f32, bf16 or f16, and the trainer's "
+				     "weight is f8e4m3"));
+	pair_close(&pair);
+}
+END_TEST
+
+/*
+ * Who sends codes of one weight, and holds nothing of another under the same scale, is told that
+ * one's maximum: trainer 0 has w, trainer 1 has v.
+ */
+START_TEST(who_holds_one_weight_is_told_of_the_other_under_its_scale)
+{
+	struct pair_world pair;
+	const char *tensors = W("[64,8]") ",{\"name\":\"v\",\"dtype\":\"bf16\",\"shape\":[64,8]}";
+	const char *held = "\"rows\":[{\"t\":\"w\",\"rank\":0,\"goff\":[0,0],\"lshape\":[64,8]},"
+			   "{\"t\":\"v\",\"rank\":1,\"goff\":[0,0],\"lshape\":[64,8]}]";
+	const char *fused = "\"schemes\":{\"t\":{\"kind\":\"tensor\",\"fmt\":\"e4m3\"}},"
+			    "\"params\":[{\"p\":\"wv\",\"q\":\"t\",\"dtype\":\"f8e4m3\",\"x\":"
+			    "[\"c\",0,[\"t\",\"w\"],[\"t\",\"v\"]]}]";
+
+	pair_open(&pair, tensors, 2, held, 1, fused);
+	for (uint32_t self = 0; self < 2; self++) {
+		struct plan *plan = pair_plan(&pair, self);
+		struct plan_cursor cursor = {0};
+		struct plan_copy copy;
+		struct plan_local local;
+		ck_ok(plan_check(plan, &pair.findings, &pair.err), pair.err);
+		ck_assert_uint_eq(plan_tables_bytes(plan), 4);
+		ck_assert(plan_next_local(plan, &cursor, &local));
+		ck_assert(!plan_next_local(plan, &cursor, &local));
+		cursor = (struct plan_cursor){0};
+		ck_assert(plan_next_receive(plan, &cursor, &copy));
+		ck_assert_uint_eq(copy.sender, 1 - self);
+		ck_assert_int_eq(copy.parts[0].kind, PART_MAXIMA);
+		ck_assert_uint_eq(copy.bytes, 4);
+		plan_free(plan);
+	}
+	pair_close(&pair);
+}
+END_TEST
+
 /* A scale that a rank without its block would send is seen. */
 START_TEST(a_scale_from_who_holds_nothing_of_its_block_is_seen)
 {
@@ -231,6 +285,8 @@ Suite *suite(void)
 	tcase_add_test(quant, codes_come_from_every_holder_and_each_scale_from_one);
 	tcase_add_test(quant, no_op_tears_a_whole_block_and_scales_come_last);
 	tcase_add_test(quant, codes_are_made_of_floats_only);
+	tcase_add_test(quant, all_weights_under_one_scale_are_floats);
+	tcase_add_test(quant, who_holds_one_weight_is_told_of_the_other_under_its_scale);
 	tcase_add_test(quant, a_scale_from_who_holds_nothing_of_its_block_is_seen);
 	tcase_add_test(quant, a_block_that_trainers_hold_a_part_of_is_missing);
 	tcase_add_test(quant, a_smaller_block_plans_where_a_larger_one_is_torn);
