@@ -11,8 +11,9 @@
 
 #include "planner/describe.h"
 
-#define DERIVED_MAX 256 /* entries */
-#define NAMES_MAX   16	/* in one's "from", and in its "makes" */
+#define DERIVED_MAX 256	       /* entries */
+#define NAMES_MAX   16	       /* in one's "from", and in its "makes" */
+#define MADE_MAX    (1u << 20) /* things, at all layers of all entries */
 
 static const char *const made_marks[] = {"{L}", NULL};
 
@@ -24,19 +25,21 @@ static void check_from(struct param_parse *param, const struct derived_rule *rul
 	struct parse *parse = param->parse;
 	const struct manifest *manifest = parse->manifest;
 	bool layered = strstr(name, "{L}") != NULL, found = false;
-	uint8_t *has = arena_alloc(&parse->arena, LAYER_MAX);
-	if (has == NULL)
+	if (parse->at_layer == NULL)
+		parse->at_layer = arena_alloc(&parse->arena, LAYER_MAX);
+	if (parse->at_layer == NULL)
 		return (void)(parse->out_of_memory = true);
+	memset(parse->at_layer, 0, LAYER_MAX);
 	for (uint32_t i = 0; i < manifest->rule_count; i++) {
 		const struct rule *it = &manifest->rules[i];
 		if (strcmp(it->view.name, name) != 0)
 			continue;
 		found = true;
 		for (uint32_t l = 0; layered && l < it->layer_count; l++)
-			has[MAX(it->layers[l], 0)] = 1;
+			parse->at_layer[MAX(it->layers[l], 0)] = 1;
 	}
 	for (uint32_t l = 0; layered && found && l < rule->layer_count; l++)
-		found = rule->layers[l] >= 0 && has[rule->layers[l]];
+		found = rule->layers[l] >= 0 && parse->at_layer[rule->layers[l]];
 	if (!found)
 		findings_add(&parse->found, "derived", param->name,
 			     "\"from\" names '%s', and \"params\" has none such%s", name,
@@ -201,6 +204,13 @@ void parse_derived(struct parse *parse, const struct json *json)
 	for (const struct json *it = json->first; manifest->derived != NULL && it != NULL;
 	     it = it->next)
 		parse_entry(parse, it, index++);
+	uint64_t total = 0;
+	for (uint32_t i = 0; i < manifest->derived_count; i++)
+		total += (uint64_t)manifest->derived[i].layer_count *
+			 manifest->derived[i].made_count;
+	if (total > MADE_MAX)
+		findings_add(&parse->found, "derived", "derived",
+			     "more than %u things are derived at all layers", MADE_MAX);
 }
 
 /* ---------------------------------------------------------------- a rank's calls */

@@ -252,6 +252,7 @@ struct parse {
 	struct findings found;
 	struct arena arena; /* findings and scratch */
 	const char **names; /* scratch for expr_tensor_names */
+	uint8_t *at_layer;  /* scratch of derived.c */
 	uint32_t readable;  /* findings after which the rest still says what it holds */
 	bool out_of_memory;
 };

@@ -40,6 +40,24 @@ static void check_form(const struct manifest *manifest, const struct form *form)
 	assert(covered == form->covered_count && covered <= form->element_count);
 }
 
+static void check_steps(const struct manifest *manifest, uint32_t rank,
+			const struct rank_params *params, struct arena *arena)
+{
+	struct rank_steps steps;
+	struct ws_error err = {0};
+	int rc = manifest_steps(manifest, rank, params, arena, &steps, &err);
+	assert(rc == 0 || ((rc == -EINVAL || rc == -ENOMEM) && err.text[0] != '\0'));
+	for (uint32_t i = 0; i < steps.call_count; i++) {
+		const struct step_call *call = &steps.calls[i];
+		assert(call->from_count > 0 && call->step[0] != '\0');
+		assert(call->made_first + call->made_count <= steps.made_count);
+		for (uint32_t f = 0; f < call->from_count; f++)
+			assert(call->from[f] < params->count);
+	}
+	for (uint32_t i = 0; i < steps.made_count; i++)
+		assert((steps.made[i].param == UINT32_MAX) == (i < steps.derived_count));
+}
+
 static void check_rank(const struct manifest *manifest, uint32_t rank)
 {
 	struct arena arena = {0};
@@ -69,6 +87,8 @@ static void check_rank(const struct manifest *manifest, uint32_t rank)
 		assert(manifest_form(manifest, param->rule, rank, &again, &err) == 0);
 		assert(again == param->form);
 	}
+	if (rc == 0)
+		check_steps(manifest, rank, &params, &arena);
 	arena_release(&arena);
 }
 
