@@ -9,6 +9,8 @@
 fp8() {
 	checkpoint=$1 trainer="--layout $2 --mesh $3" rollout="--layout $6 --mesh $7 --quant $5"
 	title="$(basename "$1"): $2 $3 $4 to $6 $7 $5"
+	# Engines absorb MLA's weights, which they derive from codes.
+	case $1 in *kimi*) rollout="$rollout --derived" ;; esac
 	# What a model holds in F32 stays so, unless all is F32.
 	[ "$4" = bf16 ] || trainer="$trainer --dtype $4" rollout="$rollout --cast $4:bf16"
 	shift 7
@@ -16,6 +18,7 @@ fp8() {
 	manifests "$title" "$checkpoint" "$trainer" "$rollout" && make_plan "$title" 1 || return
 	run_over "$title" "$checkpoint" 1 fabric --transport fabric --nics 127.0.0.1 "$@"
 	phases "$title"
+	derived "$title"
 }
 
 # Trainer 0 quantized in every update, and says how long.
@@ -25,6 +28,16 @@ import json, sys
 lines = [json.loads(line) for line in open('$work/out') if line.startswith('{')]
 sys.exit(not lines or any(line['phases']['quantize'] <= 0 for line in lines))" ||
 		failed "$1" "no phase 'quantize' in a report" "$work/out"
+}
+
+# What is derived was verified beside what was received.
+derived() {
+	python3 -c "
+import json, sys
+wanted = 'derived' in json.load(open('$work/R.json'))
+lines = [json.loads(line) for line in open('$work/out') if line.startswith('{')]
+sys.exit(any((line['verified_bytes'] > line['bytes']) != wanted for line in lines))" ||
+		failed "$1" "what is derived wasn't verified" "$work/out"
 }
 
 synth qwen3-30b-a3b 1/8192
@@ -66,4 +79,8 @@ name="codes and scales of a quantized checkpoint go as they are"
 python3 "$tests/make_fp8_checkpoint.py" "$qwen" "$work/fp8" &&
 	manifests "$name" "$work/fp8" "--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2" &&
 	make_plan "$name" 1 && run_over "$name" "$work/fp8" 1 ipc
+name="any codes and scales of a quantized checkpoint are dequantized for MLA"
+python3 "$tests/make_fp8_checkpoint.py" "$kimi" "$work/fp8-mla" &&
+	manifests "$name" "$work/fp8-mla" "--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived" &&
+	make_plan "$name" 1 && run_over "$name" "$work/fp8-mla" 1 ipc && derived "$name"
 exit "$failures"

@@ -23,18 +23,18 @@ pair "hsdp 2x2 to two replicas of tp=1 (qwen3)" "$work/qwen3-32b" 2 \
 pair "megatron tp=2,pp=2,ep=2 (uneven stages) to sglang tp=2,ep=2 (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
 	"--layout megatron --mesh tp=2,pp=2,ep=2,first=1" "--layout sglang --mesh tp=2,ep=2"
 pair "megatron tp=2 to vllm tp=2 (deepseek: mla, shared experts, f32 bias)" "$work/deepseek-v3" 1 \
-	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2"
+	"--layout megatron --mesh tp=2" "--layout vllm --mesh tp=2 --derived"
 and_auto=yes
 pair "float32 masters cast to bf16, inplace, wire digests" "$work/qwen3-30b-a3b" 1 \
 	"--layout fsdp2 --mesh dp=3 --dtype f32" "--layout vllm --mesh tp=2 --cast f32:bf16" --inplace --wire-digests
 pair "fan-out node: what four ranks of a host hold alike arrives once (deepseek)" "$work/deepseek-v3" 1 \
-	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh dp=2,tp=2,ep=4" --fanout node --ranks-per-node 4 --wire-digests
+	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh dp=2,tp=2,ep=4 --derived" --fanout node --ranks-per-node 4 --wire-digests
 pair "fan-out replica: a chain of three, inplace (qwen3 moe)" "$work/qwen3-30b-a3b" 3 \
 	"--layout fsdp2 --mesh dp=2" "--layout vllm --mesh tp=2" --fanout replica --inplace
 and_auto=no
 
 pair "torchtitan dp=2,ep=2 to sglang with its shared expert in the stack (deepseek)" "$work/deepseek-v3" 1 \
-	"--layout torchtitan --mesh dp=2,ep=2" "--layout sglang --mesh tp=2,fuse_shared=1,mtp=none"
+	"--layout torchtitan --mesh dp=2,ep=2" "--layout sglang --mesh tp=2,fuse_shared=1,mtp=none --derived"
 pair "veomni's fused stacks to tensorrt-llm, up before gate (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
 	"--layout veomni --mesh dp=4,ep=2,fused=1" "--layout trtllm --mesh tp=2"
 pair "zero3 dp=3 to vllm tp=2, transposed experts in units of 32 (gpt-oss)" "$work/gpt-oss-120b" 1 \
