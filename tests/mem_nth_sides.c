@@ -21,6 +21,7 @@
 #include "planner/ws_plan.h"
 #include "rollout_side/ws_rollout.h"
 #include "tests/folder.h"
+#include "tests/post_text.h"
 #include "tests/test.h"
 #include "trainer_side/ws_trainer.h"
 
@@ -67,6 +68,10 @@ static void given_make(void)
 	ck_ok(model_scale(&model, whole, 1, 64000, &err), err);
 	text_make(model, &trainer, &trainer_text);
 	text_make(model, &rollout, &rollout_text);
+	text_post(&rollout_text, NULL,
+		  "[{\"post\":\"first\",\"each\":{\"L\":\"all\"},\"mesh\":\"dense\","
+		  "\"from\":[\"model.layers.{L}.mlp.down_proj.weight\"],"
+		  "\"makes\":[{\"p\":\"first.{L}\",\"dtype\":\"u8\",\"shape\":[1]}]}]");
 	model_free(model);
 	model_free(whole);
 }
@@ -145,6 +150,13 @@ static int trainer_add(struct ws_trainer *trainer, struct params *params, struct
 	return rc;
 }
 
+static int first_byte(void *arg, const struct ws_post *post, struct ws_error *err)
+{
+	(void)arg, (void)err;
+	memcpy(post->made[0].memory.base, post->params[0].memory.base, 1);
+	return 0;
+}
+
 static int rollout_add(struct ws_rollout *rollout, struct params *params, struct ws_error *err)
 {
 	int rc = 0;
@@ -158,6 +170,8 @@ static int rollout_add(struct ws_rollout *rollout, struct params *params, struct
 		struct ws_memory memory = param_memory(params, bytes);
 		rc = ws_rollout_add(rollout, name, &memory, err);
 	}
+	if (rc == 0)
+		rc = ws_rollout_on_post(rollout, "first", first_byte, NULL, err);
 	return rc;
 }
 
