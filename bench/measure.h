@@ -49,6 +49,7 @@ struct bench_options {
 	const char *manifests[2]; /* by enum side: files of one rank each, instead of a model */
 	uint32_t scale;
 	uint64_t staging_bytes;
+	bool offload; /* update: the trainer's params lie in the host's memory */
 	bool json;
 	FILE *out;
 };

@@ -18,13 +18,21 @@
 #include "lib/link/link.h"
 
 /* Of NCCL's the last where a scheme quantizes, else the other two. */
-enum contender { UPDATE, PEER_COPY, NCCL_BUCKETS, NCCL_TENSORS, NCCL_QUANTIZED, CONTENDER_COUNT };
+enum contender {
+	UPDATE,
+	PEER_COPY,
+	H2D_COPY,
+	NCCL_BUCKETS,
+	NCCL_TENSORS,
+	NCCL_QUANTIZED,
+	CONTENDER_COUNT
+};
 
 #define SHAPE		   "qwen3-30b-a3b"
 #define MANIFEST_BYTES_MAX (64u << 20)
 
-static const char *const contenders[] = {"whole update", "one peer copy", "nccl buckets",
-					 "nccl tensors", "quantize, nccl"};
+static const char *const contenders[] = {"whole update", "one peer copy", "one h2d copy",
+					 "nccl buckets", "nccl tensors",  "quantize, nccl"};
 
 struct bench {
 	struct update_job job;
@@ -173,6 +181,8 @@ static int trainer_start(struct bench *bench, struct ws_error *err)
 		.replica_ranks = 1,
 		.op_bytes = job->options->op_bytes,
 		.staging_bytes = job->options->staging_bytes,
+		.offload_bytes = job->options->offload ? UPDATE_RING_BYTES : 0,
+		.offload_device = bench->rank.device,
 	};
 	struct update_message start = {.word = UPDATE_START};
 
@@ -267,6 +277,22 @@ static int turn_copy(struct bench *bench, double *seconds, struct ws_error *err)
 	return rc;
 }
 
+/* All of the trainer's params, onto its own GPU: what lies there is the same. */
+static int turn_h2d(struct bench *bench, double *seconds, struct ws_error *err)
+{
+	struct update_rank *rank = &bench->rank;
+
+	int rc = cuda_use(rank->device, err);
+	uint64_t begin = clock_ns();
+	if (rc == 0)
+		rc = cuda_copy(rank->source.base, rank->host.base, rank->source.bytes,
+			       rank->queue.stream, err);
+	if (rc == 0)
+		rc = update_queue_wait(rank, err);
+	*seconds = (double)(clock_ns() - begin) / 1e9;
+	return rc;
+}
+
 static int turn_broadcast(struct bench *bench, bool buckets, double *seconds, struct ws_error *err)
 {
 	int rc = tell(bench, buckets ? UPDATE_BUCKETS : UPDATE_TENSORS, err);
@@ -289,6 +315,8 @@ static bool takes_part(const struct bench *bench, enum contender contender)
 		return true;
 	case PEER_COPY:
 		return !bench->job.options->alone;
+	case H2D_COPY:
+		return !bench->job.options->alone && bench->job.options->offload;
 	case NCCL_BUCKETS:
 	case NCCL_TENSORS:
 		return bench->rank.nccl != NULL && !quantizes;
@@ -308,6 +336,8 @@ static int turn(struct bench *bench, enum contender contender, double *seconds,
 		return turn_update(bench, seconds, err);
 	case PEER_COPY:
 		return turn_copy(bench, seconds, err);
+	case H2D_COPY:
+		return turn_h2d(bench, seconds, err);
 	case NCCL_BUCKETS:
 	case NCCL_TENSORS:
 	case NCCL_QUANTIZED:
@@ -347,14 +377,15 @@ static void report_row(struct bench *bench, enum contender contender, uint32_t r
 		ratios[i] = seconds[i] / bench->seconds[UPDATE][i];
 	}
 	struct spread time = spread_of(seconds, rounds), ratio = spread_of(ratios, rounds);
-	double rate = (double)bench->bytes / time.median / 1e9;
+	uint64_t bytes = contender == H2D_COPY ? bench->rank.source.bytes : bench->bytes;
+	double rate = (double)bytes / time.median / 1e9;
 	if (options->json)
 		fprintf(options->out,
 			"{\"bench\":\"update\",\"contender\":\"%s\",\"bytes\":%" PRIu64
 			",\"bytes_compared\":%s,\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
 			"\"gb_per_s\":%.3f,\"update_is_faster_by\":%.4f,\"min\":%.4f,"
 			"\"max\":%.4f}\n",
-			contenders[contender], bench->bytes, contender == UPDATE ? "true" : "false",
+			contenders[contender], bytes, contender == UPDATE ? "true" : "false",
 			time.median, time.min, time.max, rate, ratio.median, ratio.min, ratio.max);
 	else
 		fprintf(options->out, "%-14s  %8.4f  %8.4f  %8.4f  %7.1f  %6.3f  %6.3f  %6.3f\n",
@@ -368,11 +399,13 @@ static void report_phases(const struct bench *bench)
 
 	fprintf(bench->job.options->out,
 		"last update: begin %.4f  stage %.4f  quantize %.4f  write %.4f  landed %.4f  "
-		"pause %.4f  reload %.4f s; staging at most %.1f MiB\n",
+		"pause %.4f  reload %.4f  h2d %.4f s; staging at most %.1f MiB, ring %.1f MiB\n",
 		(double)last->begin_ns / 1e9, (double)last->stage_ns / 1e9,
 		(double)last->quantize_ns / 1e9, (double)last->write_ns / 1e9,
 		(double)last->landed_ns / 1e9, (double)last->pause_ns / 1e9,
-		(double)last->reload_ns / 1e9, (double)last->staging_high_bytes / 1048576);
+		(double)last->reload_ns / 1e9, (double)last->h2d_ns / 1e9,
+		(double)last->staging_high_bytes / 1048576,
+		(double)last->offload_high_bytes / 1048576);
 }
 
 static void report(struct bench *bench, uint32_t rounds)

@@ -22,6 +22,7 @@
 #define UPDATE_WAIT_MS	    120000u
 #define UPDATE_END_MS	    20000u /* how long the rollout's process may take to close */
 #define UPDATE_BUCKET_BYTES ((uint64_t)512 << 20)
+#define UPDATE_RING_BYTES   ((uint64_t)512 << 20) /* that offloaded params come through */
 
 struct update_job {
 	const struct bench_options *options;
@@ -53,6 +54,7 @@ struct update_rank {
 	struct rank_params params[2]; /* by enum side: both processes know both */
 	struct ws_memory source;      /* owned; what the trainer has.  The rollout makes its own,
 				       * to compare with */
+	struct ws_memory host;	      /* owned; the trainer's, offloaded: the same as source */
 	struct ws_memory target;      /* owned; the rollout's */
 	struct ws_memory bucket;      /* owned; of NCCL's bucketed broadcast */
 	struct ws_memory count;	      /* owned; the rollout's: bytes that differ */

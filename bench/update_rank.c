@@ -42,13 +42,15 @@ int update_hear(int socket, struct update_message *message_out, struct ws_error 
 
 struct ws_memory update_param(const struct update_rank *rank, enum side side, uint32_t index)
 {
-	const struct ws_memory *memory = side == SIDE_TRAINER ? &rank->source : &rank->target;
+	const struct ws_memory *memory = side == SIDE_ROLLOUT	   ? &rank->target
+					 : rank->host.base != NULL ? &rank->host
+								   : &rank->source;
 	const struct param *param = &rank->params[side].params[index];
 
 	return (struct ws_memory){.base = (uint8_t *)memory->base + param->arena_offset,
 				  .bytes = param->bytes,
-				  .place = WS_CUDA,
-				  .device = rank->device};
+				  .place = memory->place,
+				  .device = memory->device};
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -73,6 +75,17 @@ static int source_fill(struct update_rank *rank, struct ws_error *err)
 		rc = cuda_stream_wait(rank->queue.stream, err);
 	mem_free(pattern);
 	return rc;
+}
+
+/* Page-locked by the trainer's side, when it has it. */
+static int source_offload(struct update_rank *rank, struct ws_error *err)
+{
+	int rc = ws_memory_alloc(&rank->host, rank->source.bytes, err);
+
+	if (rc == 0)
+		rc = cuda_copy(rank->host.base, rank->source.base, rank->source.bytes,
+			       rank->queue.stream, err);
+	return rc == 0 ? cuda_stream_wait(rank->queue.stream, err) : rc;
 }
 
 static int gpu_memory(struct update_rank *rank, uint64_t bytes, struct ws_memory *memory_out,
@@ -100,6 +113,8 @@ int update_rank_open(struct update_rank *rank, enum side side, struct ws_error *
 		rc = gpu_memory(rank, rank->params[SIDE_TRAINER].arena_bytes, &rank->source, err);
 	if (rc == 0)
 		rc = source_fill(rank, err);
+	if (rc == 0 && side == SIDE_TRAINER && rank->job->options->offload)
+		rc = source_offload(rank, err);
 	if (rc == 0 && side == SIDE_ROLLOUT)
 		rc = gpu_memory(rank, rank->params[SIDE_ROLLOUT].arena_bytes, &rank->target, err);
 	if (rc == 0 && side == SIDE_ROLLOUT)
@@ -113,6 +128,7 @@ void update_rank_close(struct update_rank *rank)
 	update_fp8_close(rank);
 	cuda_queue_close(&rank->queue);
 	ws_memory_free(&rank->source);
+	ws_memory_free(&rank->host);
 	ws_memory_free(&rank->target);
 	ws_memory_free(&rank->bucket);
 	ws_memory_free(&rank->count);

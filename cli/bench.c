@@ -52,6 +52,8 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		 "update: the other side's"},
 		{"staging-bytes", 0, OPTION_BYTES, &wanted.staging_bytes, "SIZE",
 		 "update: the trainer's (default 64M)"},
+		{"offload", 0, OPTION_FLAG, &wanted.offload, NULL,
+		 "update: the trainer's params lie in the host's memory"},
 		{"nccl", 0, OPTION_TEXT, &wanted.nccl, "FILE",
 		 "update: NCCL's library (default: the loader's libnccl.so.2)"},
 		{"alone", 0, OPTION_FLAG, &wanted.alone, NULL, "without baselines"},

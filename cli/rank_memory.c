@@ -8,26 +8,33 @@
 #include "cli/roles.h"
 #include "lib/cuda/cuda.h"
 
+/* Whether a kind is "cuda" or "cuda:N", or the same of another word. */
+static bool names_gpu(const char *kind, const char *word)
+{
+	size_t length = strlen(word);
+
+	return strncmp(kind, word, length) == 0 && (kind[length] == '\0' || kind[length] == ':');
+}
+
 /* The N of "cuda:N". */
-static int read_gpu(const char *kind, uint64_t *number_out, struct ws_error *err)
+static int read_gpu(const char *kind, const char *word, uint64_t *number_out, struct ws_error *err)
 {
 	*number_out = 0;
-	for (const char *at = kind + strlen("cuda:"); *at != '\0' || at[-1] == ':'; at++) {
+	for (const char *at = kind + strlen(word) + 1; *at != '\0' || at[-1] == ':'; at++) {
 		if (*at < '0' || *at > '9' || *number_out > 1000)
-			return ws_fail(err, -EINVAL, "'%s' names no GPU: cuda:N has a number",
-				       kind);
+			return ws_fail(err, -EINVAL, "'%s' names no GPU: %s:N has a number", kind,
+				       word);
 		*number_out = *number_out * 10 + (uint64_t)(*at - '0');
 	}
 	return 0;
 }
 
-/* Where "cuda" and "cuda:N" are. */
-static int find_gpu(const char *kind, const struct launch *launch, int *device_out,
-		    struct ws_error *err)
+static int find_gpu(const char *kind, const char *word, const struct launch *launch,
+		    int *device_out, struct ws_error *err)
 {
-	bool numbered = strcmp(kind, "cuda") != 0;
+	bool numbered = strcmp(kind, word) != 0;
 	uint64_t number = 0;
-	int rc = numbered ? read_gpu(kind, &number, err) : 0;
+	int rc = numbered ? read_gpu(kind, word, &number, err) : 0;
 
 	if (rc != 0)
 		return rc;
@@ -36,9 +43,9 @@ static int find_gpu(const char *kind, const struct launch *launch, int *device_o
 		return err->code;
 	if (!numbered && count > 1 && launch->local_ranks == 0)
 		return ws_fail(err, -EINVAL,
-			       "'cuda' needs a launcher that numbers the ranks of a host, and "
-			       "%s doesn't: give the GPU's number, 'cuda:0' to 'cuda:%d'",
-			       launch->source, count - 1);
+			       "'%s' needs a launcher that numbers the ranks of a host, and "
+			       "%s doesn't: give the GPU's number, '%s:0' to '%s:%d'",
+			       word, launch->source, word, word, count - 1);
 	if (numbered && number >= (uint64_t)count)
 		return ws_fail(err, -ENODEV, "there is no GPU %u here, they are 0 to %d",
 			       (unsigned)number, count - 1);
@@ -67,11 +74,14 @@ static int memory_alloc(struct rank_memory *memory, const char *kind, const stru
 		memory->pinned = rc == 0;
 		return rc;
 	}
-	if (strcmp(kind, "cuda") != 0 && strncmp(kind, "cuda:", 5) != 0)
+	memory->offloaded = names_gpu(kind, "offload");
+	if (memory->offloaded)
+		return find_gpu(kind, "offload", launch, &memory->offload_device, err);
+	if (!names_gpu(kind, "cuda"))
 		return ws_fail(err, -EINVAL, "there is no memory '%s': it is %s", kind,
-			       MEMORY_KINDS);
+			       TRAINER_MEMORY_KINDS);
 	memory->memory = (struct ws_memory){.place = WS_CUDA};
-	rc = find_gpu(kind, launch, &memory->memory.device, err);
+	rc = find_gpu(kind, "cuda", launch, &memory->memory.device, err);
 	return rc != 0 ? rc : ws_memory_alloc(&memory->memory, bytes, err);
 }
 

@@ -33,7 +33,7 @@ struct job {
 	struct rules rules;
 	uint32_t ranks_per_node; /* `run`: hosts are named so, to try fan-out; 0: as they are */
 	const char *host;	 /* `serve`: the name of this one, or NULL */
-	uint64_t staging_bytes;
+	uint64_t staging_bytes, offload_bytes;
 	/* and then */
 	bool hub_here;		/* `run` on rank 0: the hub is a thread of this process */
 	struct rendezvous meet; /* `run` without --hub: the job's folder */
@@ -41,7 +41,8 @@ struct job {
 	bool change; /* versions differ (run; push --change); else each is the checkpoint as it is
 		      */
 	bool verify, inplace, as_json, verbose;
-	/* host, pinned, cuda or cuda:N; NULL: host.  push and serve have one of them */
+	/* host, pinned, cuda or cuda:N, a trainer's also offload or offload:N; NULL: host.  push
+	 * and serve have one of them */
 	const char *trainer_memory, *rollout_memory;
 	const char *dump, *on_reload;
 	uint32_t reload_ms; /* deadline of an exec: command */
@@ -51,7 +52,7 @@ struct job {
 	{                                                                                    \
 		.replicas = 1, .deadline_ms = 120000, .start_ms = 60000, .lost_ms = 5000,    \
 		.phase_ms = 60000, .first_version = 1, .updates = 1, .rules = RULES_DEFAULT, \
-		.staging_bytes = 64u << 20, .reload_ms = 60000                               \
+		.staging_bytes = 64u << 20, .offload_bytes = 512u << 20, .reload_ms = 60000  \
 	}
 
 /* How bytes travel: alike in all three commands. */
@@ -82,6 +83,8 @@ struct job {
 
 #define MEMORY_KINDS \
 	"host (default), pinned, cuda (the GPU with this rank's number on its host) or cuda:N"
+#define TRAINER_MEMORY_KINDS \
+	MEMORY_KINDS "; of a trainer also offload or offload:N: the host's, and that GPU works"
 
 /* On stderr, of one rank: at the start its NICs and why not others; at the end what went over
  * each.  who: "trainer 0". */
@@ -123,6 +126,8 @@ struct rank_memory {
 	struct ws_memory memory;  /* owned */
 	struct ws_memory host;	  /* owned; the same as memory where that is the host's */
 	bool pinned;
+	bool offloaded; /* a trainer's: the host's, and this GPU works */
+	int offload_device;
 };
 
 /* kind: MEMORY_KINDS, or NULL; launch numbers this host's ranks for "cuda".  -EINVAL names them;

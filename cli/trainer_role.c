@@ -40,6 +40,7 @@ static void put_phases(struct json_writer *json, const struct ws_report *report)
 	json_put_number(json, "begin", seconds(report->begin_ns), 6);
 	json_put_number(json, "stage", seconds(report->stage_ns), 6);
 	json_put_number(json, "exchange", seconds(report->exchange_ns), 6);
+	json_put_number(json, "h2d", seconds(report->h2d_ns), 6);
 	json_put_number(json, "quantize", seconds(report->quantize_ns), 6);
 	json_put_number(json, "write", seconds(report->write_ns), 6);
 	json_put_number(json, "landed", seconds(report->landed_ns), 6);
@@ -97,6 +98,8 @@ static int put_json(const struct ws_trainer *trainer, const struct outcome *outc
 	put_replicas(&json, report);
 	json_put_u64(&json, "attempt", report->attempt);
 	json_put_u64(&json, "staging_high_bytes", report->staging_high_bytes);
+	json_put_u64(&json, "offload_high_bytes", report->offload_high_bytes);
+	json_put_u64(&json, "h2d_bytes", report->h2d_bytes);
 	json_put_text(&json, "slowest_peer", report->slowest_peer);
 	json_put_text(&json, "error", outcome->error->text);
 	json_end_object(&json);
@@ -135,6 +138,10 @@ static int put_lines(const struct outcome *outcome)
 		write_format(&out, "%*smeanwhile: stage %.3f  exchange %.3f  quantize %.3f\n",
 			     REPORT_INDENT, "", seconds(report->stage_ns),
 			     seconds(report->exchange_ns), seconds(report->quantize_ns));
+	if (report->h2d_bytes > 0)
+		write_format(&out, "%*soffloaded: h2d %.3f for %s\n", REPORT_INDENT, "",
+			     seconds(report->h2d_ns),
+			     format_bytes(report->h2d_bytes, size, sizeof(size)));
 	if (report->nic_trouble[0] != '\0') {
 		write_format(&out, "%*s", REPORT_INDENT, "");
 		put_folded(&out, report->nic_trouble, REPORT_INDENT, stdout_columns(UINT32_MAX));
@@ -298,7 +305,7 @@ static int push_versions(struct ws_trainer *trainer, struct job *job,
 }
 
 static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
-			struct ws_error *err)
+			const struct rank_memory *memory, struct ws_error *err)
 {
 	struct ws_trainer_options options = {
 		.hub = job->hub,
@@ -316,6 +323,8 @@ static int open_trainer(struct ws_trainer **trainer_out, const struct job *job,
 		.local_rank = job->launch.local_rank,
 		.local_ranks = job->launch.local_ranks,
 		.staging_bytes = job->staging_bytes,
+		.offload_bytes = memory->offloaded ? job->offload_bytes : 0,
+		.offload_device = memory->offload_device,
 		.op_bytes = job->rules.op_bytes,
 		.recv_staging_bytes = job->rules.recv_staging_bytes,
 		.run_bytes_min = job->rules.run_bytes_min,
@@ -353,7 +362,7 @@ int trainer_role(struct job *job)
 	int rc = rank_memory_make(&memory, job->trainer, job->rank, job->trainer_memory,
 				  &job->launch, &err);
 	if (rc == 0)
-		rc = open_trainer(&trainer, job, &err);
+		rc = open_trainer(&trainer, job, &memory, &err);
 	cancel_on_signal(trainer);
 	if (rc == 0) {
 		snprintf(who, sizeof(who), "trainer %u", job->rank);

@@ -135,6 +135,7 @@ gives 2 '--rank and --world go together' $run --rank 1
 gives 2 'says rank 1 of 7, but .* says rank 2 of 7' env OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=7 RANK=2 WORLD_SIZE=7 $run
 gives 2 "RANK is 'one'" env RANK=one WORLD_SIZE=7 $run
 gives 1 "'cuda:x' names no GPU: cuda:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory cuda:x
+gives 1 "'offload:x' names no GPU: offload:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory offload:x
 gives 1 "no memory 'gpu': it is host" $run --rank 0 --world 7 --job memory --trainer-memory gpu
 gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
 

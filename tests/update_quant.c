@@ -154,6 +154,37 @@ START_TEST(blocks_that_a_trainer_has_whole_are_read_once)
 }
 END_TEST
 
+/* As offloaded params do, but in the host's memory: whatever is gathered, cast or quantized comes
+ * through the ring once if that has room for a bucket or two, and is right if it hasn't. */
+static const struct rings {
+	uint32_t kind;
+	uint64_t bytes;
+	bool once;
+} rings[] = {
+	{0, 64u << 20, true},  {1, 64u << 20, true},   {4, 64u << 20, true},
+	{0, 64u << 10, false}, {2, 128u << 10, false},
+};
+
+START_TEST(offloaded_params_come_through_a_ring)
+{
+	struct world_options options = kinds[rings[_i].kind];
+
+	options.ring_bytes = rings[_i].bytes;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	world_push_good(world, 2, true);
+	for (uint32_t i = 0; i < options.trainers; i++) {
+		const struct ws_report *report = &world->trainer[i].report;
+		ck_assert_uint_gt(report->h2d_bytes, 0);
+		ck_assert_uint_gt(report->offload_high_bytes, 0);
+		ck_assert_uint_le(report->offload_high_bytes, options.ring_bytes);
+		if (rings[_i].once)
+			ck_assert_uint_le(report->h2d_bytes, world->trainer[i].params.arena_bytes);
+	}
+	world_close(world);
+}
+END_TEST
+
 /* Little room at both ends: codes are cut into many ops, and go through slots with credits. */
 START_TEST(a_small_ring_and_small_staging_carry_codes)
 {
@@ -241,6 +272,8 @@ Suite *suite(void)
 	tcase_add_loop_test(updates, blocks_that_a_trainer_has_whole_are_read_once, 0,
 			    ARRAY_SIZE(onces));
 	tcase_add_loop_test(updates, a_small_ring_and_small_staging_carry_codes, 0, 2);
+	tcase_add_loop_test(updates, offloaded_params_come_through_a_ring, 0,
+			    (int)ARRAY_SIZE(rings));
 	tcase_set_timeout(updates, 120);
 	suite_add_tcase(tests, updates);
 	tcase_add_loop_test(faults, a_bad_write_of_maxima_or_codes_never_goes_live, 0,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The world of update.c and update_fault.c; see the header. */
 #include "tests/update_world.h"
+#include "trainer_side/trainer_internal.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -307,6 +308,7 @@ static void trainer_open(struct trainer *trainer)
 	if (given->trainer_own_nics[0] != NULL && trainer->rank == 1)
 		options.nics = given->trainer_own_nics;
 	ck_ok(ws_trainer_open(&trainer->trainer, &options, &err), err);
+	trainer->trainer->ring_bytes = given->ring_bytes;
 	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
 			      &trainer->params, &err),
 	      err);

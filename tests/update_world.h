@@ -37,6 +37,8 @@ struct world_options {
 	const char *trainer_own_nics[2], *rollout_own_nics[2];
 	uint32_t nic_count; /* 0: one, 127.0.0.1 */
 	uint64_t op_bytes, staging_bytes, recv_staging_bytes, run_bytes_min;
+	uint64_t ring_bytes; /* trainers read through one, as if they were offloaded; 0: they don't
+			      */
 	uint32_t lost_ms, phase_ms;
 	const char *staged, *derived; /* text_post's, of the rollouts' manifest */
 	uint32_t post_ms;

@@ -89,6 +89,7 @@ static int send_make(struct ws_trainer *trainer, const struct plan_copy *copy, s
 		.first_op_id = (uint32_t)(pair->op_id_base + copy->first_op),
 		.credit_op_id = UINT32_MAX,
 		.counter = pair->digest_base + copy->counter,
+		.bucket = copy->bucket,
 	};
 	int rc = 0;
 	if (copy->gather) {

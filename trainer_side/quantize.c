@@ -139,7 +139,8 @@ static int locals_make(struct ws_trainer *trainer, struct ws_error *err)
 		locals[i] = (struct local){
 			.moves = &moves[i],
 			.move_count = 1,
-			.gates = {gate_found(local.bucket), gate_raised(local.bucket)}};
+			.gates = {gate_found(local.bucket), gate_raised(local.bucket)},
+			.bucket = local.bucket};
 	}
 	wire->program.locals = locals;
 	wire->program.local_count = count;

@@ -129,6 +129,8 @@ static int parts_open(struct ws_trainer *trainer, const struct ws_trainer_option
 	trainer->rank = options->rank;
 	trainer->world = options->world;
 	trainer->staging_bytes = options->staging_bytes;
+	trainer->ring_bytes = options->offload_bytes;
+	trainer->offload_device = options->offload_bytes > 0 ? options->offload_device : -1;
 	trainer->manifest_bytes = options->manifest_bytes;
 	trainer->manifest = mem_alloc(options->manifest_bytes + 1);
 	trainer->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

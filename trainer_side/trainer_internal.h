@@ -154,6 +154,8 @@ struct ws_trainer {
 	struct run_key key;
 	uint32_t rank, world;
 	uint64_t staging_bytes; /* 0: as the rules say */
+	uint64_t ring_bytes;	/* 0: params are read where they are */
+	int offload_device;	/* the GPU that does the work; -1: it is done where params lie */
 	struct devices devices;
 	struct arena arena; /* params */
 	struct rank_params params;
@@ -178,10 +180,10 @@ struct ws_trainer {
 	struct engine *engine;
 	struct plan_source source;
 	struct memory_place *places; /* by param; in the arena */
-	struct ws_memory place;	     /* where my params lie; no memory */
-	struct ws_memory tables;     /* owned; there, too */
-	struct ws_memory inbox;	     /* owned; where maxima of others land */
-	uint32_t inbox_region;	     /* UINT32_MAX: none */
+	struct ws_memory place;	 /* where the work is done: with my params, or the GPU; no memory */
+	struct ws_memory tables; /* owned; there, too */
+	struct ws_memory inbox;	 /* owned; where maxima of others land */
+	uint32_t inbox_region;	 /* UINT32_MAX: none */
 	struct wire wire;
 	struct push push;
 	struct ws_error over; /* code or text: the run ended for me */

@@ -179,6 +179,20 @@ void trainer_wire_quiet(struct ws_trainer *trainer, uint64_t generation)
 
 /* ---------------------------------------------------------------- after the fence */
 
+static int work_place_find(struct ws_trainer *trainer, struct ws_error *err)
+{
+	int rc = memories_place(trainer->memories, trainer->params.count, &trainer->place, err);
+
+	if (rc != 0 || trainer->offload_device < 0)
+		return rc;
+	if (trainer->place.place != WS_HOST)
+		return ws_fail(err, -EINVAL,
+			       "params of GPU %d aren't offloaded: leave offload_bytes 0",
+			       trainer->place.device);
+	trainer->place = (struct ws_memory){.place = WS_CUDA, .device = trainer->offload_device};
+	return 0;
+}
+
 static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 {
 	struct engine_options options = {
@@ -188,12 +202,13 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 		.staging_bytes = trainer->staging_bytes != 0 ? trainer->staging_bytes
 							     : trainer->wire.rules.staging_bytes,
 		.wire_digests = trainer->wire.rules.wire_digests,
+		.ring_bytes = trainer->ring_bytes,
 	};
 
 	engine_close(trainer->engine);
 	trainer->engine = NULL;
 	trainer->inbox_region = UINT32_MAX;
-	int rc = memories_place(trainer->memories, trainer->params.count, &trainer->place, err);
+	int rc = work_place_find(trainer, err);
 	options.place = trainer->place.place;
 	options.device = trainer->place.device;
 	if (rc == 0)

@@ -51,6 +51,15 @@ struct ws_trainer_options {
 	 * spare, the I/O thread gets one near the NICs to itself. */
 	uint32_t local_rank, local_ranks;
 	uint64_t staging_bytes; /* 0: 64 MiB; the hard watermark of what is gathered or cast */
+	/*
+	 * Params are offloaded: they lie in the host's memory, and this GPU (CUDA's number)
+	 * gathers, casts and quantizes them, out of a ring of at most so many bytes of its memory
+	 * (512 MiB is plenty), through which each comes once.  What needs none of that is written
+	 * straight from the host's.  weightsync page-locks memory that isn't.  offload_bytes 0:
+	 * they aren't.
+	 */
+	uint64_t offload_bytes;
+	int offload_device;
 	/* Only read where the hub runs (hub_here): the rules of the run.  0: the default. */
 	uint64_t op_bytes;	     /* 1 MiB */
 	uint64_t recv_staging_bytes; /* 64 MiB; of each rollout's ring */
@@ -90,6 +99,8 @@ struct ws_report {
 	 * and scales; and how long something waited for other trainers' maxima alone.  All of it
 	 * goes on beside begin and write. */
 	uint64_t stage_ns, quantize_ns, exchange_ns;
+	/* Of offloaded params: what came into the ring, in what time, and most of it in use. */
+	uint64_t h2d_bytes, h2d_ns, offload_high_bytes;
 	uint64_t write_ns;  /* first ready to my last op reported */
 	uint64_t landed_ns; /* until every replica had landed */
 	uint64_t pause_ns,
