@@ -64,8 +64,9 @@ int hub_manifest_take(struct hub *hub, const struct join *join, struct ws_error 
 void hub_manifests_release(struct hub *hub);
 /* Seats that progress made since the last call; false without memory. */
 bool hub_io_grow(struct hub *hub);
-void hub_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,
-	      uint64_t route);
+/* What hub->out holds; a frame that can't be sent now is repeated like one that is lost. */
+int hub_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,
+	     uint64_t route);
 void hub_send_over(struct hub *hub, const struct frame *to, const struct ws_error *error);
 /* To a process that sits nowhere: join, with the manifest's text or without. */
 void hub_send_hello(struct hub *hub, const struct frame *to, bool need_manifest);

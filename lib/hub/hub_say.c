@@ -15,8 +15,8 @@
 #define OVER_NS	       (200 * MS_NS)
 #define SEQUENCE_BYTES 8 /* a beat's first field, which alone is no reason to send it */
 
-static int out_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,
-		    uint64_t route)
+int hub_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,
+	     uint64_t route)
 {
 	struct frame frame = {.kind = (uint16_t)kind,
 			      .hub_incarnation = hub->progress.options.incarnation,
@@ -30,17 +30,11 @@ static int out_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint6
 	return link_send(hub->link, &frame, NULL);
 }
 
-void hub_send(struct hub *hub, enum hub_frame kind, uint64_t member, uint64_t incarnation,
-	      uint64_t route)
-{
-	out_send(hub, kind, member, incarnation, route);
-}
-
 void hub_send_over(struct hub *hub, const struct frame *to, const struct ws_error *error)
 {
 	writer_reset(&hub->out);
 	over_encode(error, &hub->out);
-	out_send(hub, FRAME_OVER, to->member, to->incarnation, to->route);
+	hub_send(hub, FRAME_OVER, to->member, to->incarnation, to->route);
 }
 
 void hub_send_hello(struct hub *hub, const struct frame *to, bool need_manifest)
@@ -55,7 +49,7 @@ void hub_send_hello(struct hub *hub, const struct frame *to, bool need_manifest)
 	}
 	writer_reset(&hub->out);
 	beat_down_encode(&hello, &hub->out);
-	out_send(hub, FRAME_BEAT_DOWN, to->member, to->incarnation, to->route);
+	hub_send(hub, FRAME_BEAT_DOWN, to->member, to->incarnation, to->route);
 }
 
 static void beat_say(struct hub *hub, uint32_t number, uint64_t now_ns)
@@ -73,7 +67,7 @@ static void beat_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 		digest_bytes(hub->out.bytes + SEQUENCE_BYTES, hub->out.count - SEQUENCE_BYTES, 0);
 	if (digest == io->beat_digest && now_ns < io->next_beat_ns)
 		return;
-	if (out_send(hub, FRAME_BEAT_DOWN, seat->id, seat->joined, io->route) != 0)
+	if (hub_send(hub, FRAME_BEAT_DOWN, seat->id, seat->joined, io->route) != 0)
 		return;
 	io->beat_digest = digest;
 	io->next_beat_ns = now_ns + BEAT_NS;
@@ -116,7 +110,7 @@ static void roster_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 		roster_manifest_put(hub, seat, side, &roster);
 	writer_reset(&hub->out);
 	roster_encode(&roster, &hub->out);
-	if (out_send(hub, FRAME_ROSTER, seat->id, seat->joined, io->route) != 0)
+	if (hub_send(hub, FRAME_ROSTER, seat->id, seat->joined, io->route) != 0)
 		return;
 	io->roster_generation = progress->generation;
 	io->roster_ns = now_ns + ROSTER_NS;
@@ -151,7 +145,7 @@ static void ready_say(struct hub *hub, uint32_t number, uint64_t now_ns)
 			passage_encode(&ready, &hub->out);
 			encoded = true;
 		}
-		out_send(hub, FRAME_READY, progress->seats[i].id, progress->seats[i].joined,
+		hub_send(hub, FRAME_READY, progress->seats[i].id, progress->seats[i].joined,
 			 hub->io[i].route);
 	}
 	io->ready_ns = now_ns;
