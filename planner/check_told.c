@@ -168,8 +168,10 @@ static int holdings_search(struct checking *checking, struct vec *boxes,
 {
 	const struct peer *peer = check_peer(checking, SIDE_TRAINER, view->rank);
 	struct spot_param spot = {.peer = peer};
-	int rc = peer == NULL ? checking->err->code : 0;
+	int rc = 0;
 
+	if (peer == NULL)
+		return checking->err->code;
 	for (uint32_t p = 0; rc == 0 && p < peer->count; p++) {
 		spot.param = &peer->params[p];
 		const struct form *form = spot.param->form;

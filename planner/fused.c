@@ -114,8 +114,8 @@ bool scale_tensors(struct parse *parse, const struct quant_scheme *scheme, const
 	bool scaled = named_add(&named, expr) == 0;
 
 	parse->out_of_memory = parse->out_of_memory || !scaled;
-	const struct named *list = named.items;
-	size_t count = scaled ? named_unite(named.items, named.count) : 0;
+	struct named *list = named.items;
+	size_t count = scaled && list != NULL ? named_unite(list, named.count) : 0;
 	for (size_t i = 0, end; scaled && i < count; i = end) {
 		for (end = i; end < count && list[end].of_expert == list[i].of_expert; end++)
 			;
