@@ -16,6 +16,7 @@
 #include "rollout_side/rollout_internal.h"
 
 #define CLOSE_POLL_NS UINT64_C(1000000)
+#define CLOSE_MIN_NS  UINT64_C(200000000)
 #define GPU_POLL_NS   UINT64_C(20000)
 
 struct call {
@@ -340,6 +341,15 @@ int posts_open(struct ws_rollout *rollout, struct ws_error *err)
 	return rc;
 }
 
+/* When a call that runs is over its time, but not before it could hear that it is cancelled. */
+static uint64_t close_until(const struct posts *posts)
+{
+	uint64_t now = clock_ns();
+	uint64_t since = atomic_load(&posts->running) != 0 ? atomic_load(&posts->since_ns) : now;
+
+	return MAX(since + posts->ms * UINT64_C(1000000), now + CLOSE_MIN_NS);
+}
+
 bool posts_close(struct ws_rollout *rollout)
 {
 	struct posts *posts = rollout->posts;
@@ -351,14 +361,12 @@ bool posts_close(struct ws_rollout *rollout)
 	atomic_store(&posts->cancel, true);
 	atomic_store(&posts->stop, true);
 	fd_wake(posts->wake_fd);
-	for (uint64_t until = deadline_in_ms(posts->ms);
-	     atomic_load(&posts->life) == LIFE_RUNS && clock_ns() < until;)
+	for (uint64_t until_ns = close_until(posts);
+	     atomic_load(&posts->life) == LIFE_RUNS && clock_ns() < until_ns;)
 		sleep_ns(CLOSE_POLL_NS);
-	if (atomic_load(&posts->life) == LIFE_RUNS) {
-		posts->own = rollout->own;
-		posts->spare = rollout->spare;
-		posts->made_spare = rollout->made_spare;
-	}
+	posts->own = rollout->own;
+	posts->spare = rollout->spare;
+	posts->made_spare = rollout->made_spare;
 	if (atomic_compare_exchange_strong(&posts->life, &runs, LIFE_ABANDONED)) {
 		memset(&rollout->own, 0, sizeof(rollout->own));
 		memset(&rollout->spare, 0, sizeof(rollout->spare));
@@ -366,6 +374,7 @@ bool posts_close(struct ws_rollout *rollout)
 		pthread_detach(posts->thread);
 		return false;
 	}
+	/* It has ended: all that stays the rollout's. */
 	memset(&posts->own, 0, sizeof(posts->own));
 	memset(&posts->spare, 0, sizeof(posts->spare));
 	memset(&posts->made_spare, 0, sizeof(posts->made_spare));
