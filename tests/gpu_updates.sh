@@ -8,12 +8,13 @@
 update() {
 	title=$1 trainer=$2 rollout=$3
 	shift 3
-	manifests "$title" "$qwen" "$trainer" "$rollout" && make_plan "$title" 1 || return
-	run_over "$title" "$qwen" 1 ipc "$@"
+	manifests "$title" "$checkpoint" "$trainer" "$rollout" && make_plan "$title" 1 || return
+	run_over "$title" "$checkpoint" 1 ipc "$@"
 }
 
 synth qwen3-30b-a3b 1/512
-qwen=$work/qwen3-30b-a3b
+synth kimi-k2 1/262144
+checkpoint=$work/qwen3-30b-a3b
 fsdp="--layout fsdp2 --mesh dp=2" tp="--layout vllm --mesh tp=2"
 update "bf16, GPU to GPU, double" "$fsdp" "$tp" --trainer-memory cuda --rollout-memory cuda
 update "bf16, GPU to GPU, in place" "$fsdp" "$tp" --trainer-memory cuda --rollout-memory cuda --inplace
@@ -35,4 +36,10 @@ update "fp8-block of flat ranges, in place" "--layout zero3 --mesh dp=3" "$tp --
 update "fp8-block, small staging" "--layout megatron --mesh tp=2" "--layout sglang --mesh tp=2,ep=2 --quant fp8-block" \
 	--trainer-memory cuda --rollout-memory cuda --staging-bytes 2M --recv-staging-bytes 4M
 update "fp8-block, offloaded, to hosts" "--layout zero3 --mesh dp=3" "$tp --quant fp8-block" --trainer-memory offload --offload-bytes 1M
+checkpoint=$work/kimi-k2
+for quant in "" "--quant fp8-block"; do
+	update "MLA absorbed by a post step${quant:+, of FP8}" "$fsdp" "$tp --derived $quant" --trainer-memory cuda --rollout-memory cuda
+	update "MLA absorbed by a post step, in place${quant:+, of FP8}" "$fsdp" "--layout sglang --mesh tp=2 --derived $quant" \
+		--trainer-memory cuda --rollout-memory cuda --inplace
+done
 exit "$failures"
