@@ -213,7 +213,7 @@ void loop_start(struct engine_loop *loop)
 		.nics = given->nic_count != 0 ? given->rollout_nics : &loopback,
 		.nic_count = MAX(given->nic_count, 1u),
 		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
-		.post_ms = given->post_ms,
+		.post_ms = PHASES * given->post_ms,
 	};
 
 	if (given->rollout_fault_device != NULL && loop->replica == 0 && loop->rank == 0) {
