@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to the describing half (box.c expr*.c manifest*.c rows.c model.c scale.c preset.c
- * layout.c): how an expression, a manifest and a model look inside.
+ * Private to the describing half (box.c expr*.c manifest*.c derived.c rows.c model.c scale.c
+ * preset.c layout.c): how an expression, a manifest and a model look inside.
  */
 #ifndef DESCRIBE_H
 #define DESCRIBE_H

@@ -346,7 +346,7 @@ Suite *suite(void)
 	tcase_add_loop_test(well, steps_and_forwards_read_the_same_params, 0, 2);
 	tcase_add_loop_test(well, a_version_has_not_landed_before_its_steps_are_back, 0, 2);
 	tcase_add_test(well, a_side_that_describes_itself_again_has_its_steps);
-	tcase_set_timeout(well, 120);
+	tcase_set_timeout(well, 300);
 	suite_add_tcase(tests, well);
 	tcase_add_loop_test(badly, a_step_that_fails_aborts_its_version_with_who_which_and_why, 0,
 			    2);
@@ -356,7 +356,7 @@ Suite *suite(void)
 	tcase_add_loop_test(badly, a_side_is_closed_while_a_step_hangs, 0, 2);
 	tcase_add_test(badly,
 		       a_side_starts_with_all_steps_and_their_memory_or_says_what_is_missing);
-	tcase_set_timeout(badly, 120);
+	tcase_set_timeout(badly, 300);
 	suite_add_tcase(tests, badly);
 	return tests;
 }
