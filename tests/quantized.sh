@@ -71,7 +71,7 @@ fp8 "$kimi" fsdp2 dp=2 bf16 fp8-block:64 vllm tp=4
 spoiled=$work/spoiled
 cp -r "$qwen" "$spoiled"
 python3 "$tests/spoil_checkpoint.py" "$spoiled" || failed "spoil the checkpoint" "it isn't"
-fp8 "$spoiled" fsdp2 dp=3 f32 fp8-block vllm tp=2
+fp8 "$spoiled" megatron tp=2 f32 fp8-block vllm tp=2
 fp8 "$spoiled" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
 
 # What is quantized already goes as it is, its scales with it.
