@@ -6,7 +6,7 @@ import signal
 import time
 
 from hurt import all_abort
-from processes import until
+from processes import Wrong, until
 from run import LOST_S, Run
 from world import expect, scenario
 
@@ -23,12 +23,16 @@ class ExchangeRun(Run):
 
     def mid_exchange(self):
         """Halts the rollouts between two pushes; the version that trainers alone are in then."""
-        self.push("a push ends", 20, len(self.pushes()), lambda p: p["ok"])
-        before = self.status()["attempt"]
-        for process in self.rollouts.values():
-            process.kill(signal.SIGSTOP)
-        return until("the next attempt begins", 2, lambda: [
-            said["version"] for said in [self.status()] if said["attempt"] > before])[0]
+        for _ in range(20):
+            self.push("a push ends", 20, len(self.pushes()), lambda p: p["ok"])
+            for process in self.rollouts.values():
+                process.kill(signal.SIGSTOP)
+            before = self.status()
+            if before["state"] == "idle":
+                return until("the next attempt begins", 2, lambda: [
+                    said["version"] for said in [self.status()] if said["attempt"] > before["attempt"]])[0]
+            self.rollouts_go_on()
+        raise Wrong("the next push always began before the rollouts were halted")
 
     def rollouts_go_on(self):
         for process in self.rollouts.values():

@@ -4,17 +4,22 @@
 Everything started here has MARK in its environment, so that what is left over is found even where
 it is nobody's child any more.  Only such processes are ever signalled, by their ids.
 """
+import array
 import ctypes
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
+import termios
 import threading
 import time
 
 MARK = "WEIGHTSYNC_FAULTS=%d" % os.getpid()
 PR_SET_PDEATHSIG = 1
+# Seconds that scenarios give are an idle machine's.  On a busy one what must come may take so many times as long.
+PATIENCE = 5
 libc = ctypes.CDLL(None)
 everybody = []  # processes of the scenarios so far, for a timeline
 failures = []   # scenarios so far that failed, each with its reason
@@ -25,7 +30,8 @@ class Wrong(Exception):
 
 
 def until(what, seconds, look, step=0.01):
-    """Calls look until it gives something true; Wrong(what) after so many seconds."""
+    """Calls look until it gives something true; Wrong(what) after so many seconds, or rather PATIENCE times as many."""
+    seconds *= PATIENCE
     end = time.monotonic() + seconds
     while True:
         found = look()
@@ -34,6 +40,12 @@ def until(what, seconds, look, step=0.01):
         if time.monotonic() > end:
             raise Wrong("%s: not within %g s" % (what, seconds))
         time.sleep(step)
+
+
+def unread(pipe):
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
 
 
 class Process:
@@ -86,8 +98,14 @@ class Process:
         except Wrong as wrong:
             if str(wrong).startswith(":"):
                 wrong = Wrong("%s didn't say '%s' within %g s; its last line: %s" % (
-                    self.name, pattern, seconds, (self.lines() or ["none"])[-1]))
+                    self.name, pattern, PATIENCE * seconds, (self.lines() or ["none"])[-1]))
             raise wrong from None
+
+    def heard_out(self):
+        """Returns when all that it has written so far has been read; for one that is stopped."""
+        pipes = [pipe for pipe in (self.child.stdout, self.child.stderr) if not pipe.closed]
+        until("%s is heard out" % self.name, 5, lambda: not any(unread(pipe) for pipe in pipes))
+        time.sleep(0.05)
 
     def alive(self):
         return self.child.poll() is None

@@ -14,7 +14,7 @@ import time
 
 from processes import Process, Wrong, until
 
-LOST_S = 3      # of silence lose a member
+LOST_S = 6      # of silence lose a member
 PHASE_S = 8     # a rank's deadline for each phase
 PUSH_S = 20     # a push's deadline
 RELOAD_S = 3    # an on-reload command's
@@ -188,17 +188,27 @@ class Run:
                 raise Wrong("%s, which is healthy, has ended with %s: %s" % (
                     process.name, process.child.returncode, process.lines()[-1:]))
 
-    def mid_transfer(self, at=(0, 0), share=0.3):
-        """Waits until an update's bytes are under way to a rollout; its version."""
+    def mid_transfer(self, at=(0, 0), share=0.3, hold=None):
+        """Waits until an update's bytes are under way to a rollout; its version.  hold: a process that is stopped
+        (SIGSTOP) then, so that it is in the middle for as long as the caller needs to hurt it."""
         process = self.rollouts[at]
-        writes = [push["phases"]["write"] for push in self.pushes() if push["ok"]]
-        since = process.mark()
-        line = process.says(r"version \d+ begins", self.push_s + 20, since)
-        time.sleep(share * (min(writes[-3:]) if writes else 1))
-        version = int(re.search(r"version (\d+) begins", line).group(1))
-        if process.lines("version %d has landed" % version, since=since):
-            raise Wrong("version %d had landed before anybody could be killed" % version)
-        return version
+        for _ in range(10):
+            writes = [push["phases"]["write"] for push in self.pushes() if push["ok"]]
+            since = process.mark()
+            line = process.says(r"version \d+ begins", self.push_s + 20, since)
+            time.sleep(share * (min(writes[-3:]) if writes else 1))
+            version = int(re.search(r"version (\d+) begins", line).group(1))
+            if hold is not None:
+                hold.kill(signal.SIGSTOP)
+                if hold is process:
+                    process.heard_out()
+                else:
+                    time.sleep(0.3)  # what is under way without it lands
+            if not process.lines("version %d has landed" % version, since=since):
+                return version
+            if hold is not None:
+                hold.kill(signal.SIGCONT)
+        raise Wrong("version %d, too, had landed before anybody could be hurt" % version)
 
     def status(self):
         done = subprocess.run([self.inputs.weightsync, "status", "--hub", self.endpoint, "--key",

@@ -21,7 +21,7 @@ def _(world):
     path = changed_manifest(world, world.inputs.trainer, lambda m: m.update(model="another"))
     run.start_hub()
     run.start_trainer(0)
-    time.sleep(0.5)
+    until("trainer 0 is there first", 10, lambda: [m for m in run.status()["members"] if m["name"] == "trainer 0"], 0.1)
     run.start_trainer(1, manifest=path)
     for process in (*run.trainers, run.hub):
         process.fails("trainer 1 brings another manifest", 8)
@@ -90,9 +90,14 @@ class Job:
                 "--transport", "fault", "--nics", "delay=0.9:fabric:tcp/127.0.0.1", "--lost-after",
                 "%ds" % LOST_S, "--deadline", "%ds" % PUSH_S, *more]
 
-    def in_second_update(self):
-        self.processes[0].says("version 1 ", 30, stream="out")
-        time.sleep(MIDDLE_S)
+    def in_update(self, talker=None):
+        """Its last rank, a rollout, is stopped, so that the update that is under way, or begins next, doesn't end."""
+        (talker or self.processes[0]).says("version 1 ", 30, stream="out")
+        self.processes[-1].kill(signal.SIGSTOP)
+        time.sleep(0.7)
+
+    def go_on(self):
+        self.processes[-1].kill(signal.SIGCONT)
 
     def all_end(self, seconds, also=()):
         for process in self.processes:
@@ -107,8 +112,9 @@ class Job:
 @scenario("ctrl-C to the whole group: all end with one line, nothing is left")
 def _(world):
     job = Job(world, "group")
-    job.in_second_update()
+    job.in_update()
     os.killpg(job.processes[0].pid, signal.SIGINT)
+    job.go_on()
     job.all_end(6)
 
 
@@ -131,17 +137,18 @@ def _(world):
     job = Job(world, "again", ranks=(1, 2, 3, 4, 5))
     time.sleep(0.5)
     first = Job(world, "again", ranks=(0,)).processes[0]
-    first.says("version 1 ", 20, stream="out")
-    time.sleep(MIDDLE_S)  # between two versions the end would be a normal one for the rollouts
-    job.processes.append(first)
+    job.in_update(first)  # between two versions the end would be a normal one for the rollouts
     first.kill(signal.SIGINT)
+    job.go_on()
+    job.processes.append(first)
     job.all_end(PUSH_S)
 
 
 def interrupt(world, rank):
     job = Job(world, "one%d" % rank)
-    job.in_second_update()
+    job.in_update()
     job.processes[rank].kill(signal.SIGINT)
+    job.go_on()
     job.all_end(PUSH_S + 5)
 
 
@@ -219,7 +226,7 @@ def _(world):
     run = world.fresh(fanout="replica").start()
     run.all_live(40)
     since, pushes = {at: p.mark() for at, p in run.rollouts.items()}, len(run.pushes())
-    version = run.mid_transfer((0, 0), 0.15)
+    version = run.mid_transfer((0, 0), 0.15, hold=run.rollouts[0, 0])
     run.rollouts[0, 0].kill(signal.SIGKILL)
     push = run.push("the push of version %d fails" % version, PUSH_S + 2, pushes,
                     lambda p: p["version"] == version and not p["ok"])
@@ -237,7 +244,7 @@ def _(world):
     run = world.fresh(inplace=True, fanout="replica").start()
     run.all_live(40)
     pushes = len(run.pushes())
-    version = run.mid_transfer((1, 1), 0.15)
+    version = run.mid_transfer((1, 1), 0.15, hold=run.rollouts[1, 1])
     run.rollouts[1, 1].kill(signal.SIGKILL)
     push = run.push("the push of version %d ends" % version, PUSH_S + 2, pushes,
                     lambda p: p["version"] == version)
@@ -256,7 +263,7 @@ def _(world):
     run = world.fresh(inplace=True).start()
     run.all_live(40)
     since = {at: p.mark() for at, p in run.rollouts.items()}
-    version = run.mid_transfer()
+    version = run.mid_transfer(hold=run.trainers[1])
     run.trainers[1].kill(signal.SIGKILL)
     for at, process in run.rollouts.items():
         process.says("version %d was aborted, the memory is poisoned.*trainer 1" % version, LOST_S + 3, since[at])
