@@ -67,6 +67,55 @@ START_TEST(ops_go_together_and_those_not_taken_once_more)
 }
 END_TEST
 
+/* A NIC over which ops to one peer are taken, and nothing is heard of them any more. */
+static const struct peer *mute;
+
+static int mute_post(struct nic *nic, const struct op *ops, int count)
+{
+	(void)count;
+	return ops->peer == mute ? 1 : transport_find("loop")->post(nic, ops, 1);
+}
+
+static void make_mute(struct engine *engine, uint32_t number)
+{
+	static struct transport transport;
+	transport = *transport_find("loop");
+	transport.post = mute_post;
+	engine->nics[0].nic->transport = &transport;
+	engine->nics[0].limit = number < 100 ? 6 : engine->nics[0].limit;
+}
+
+static bool has_all(const struct world *world, uint32_t receiver)
+{
+	for (uint32_t i = 0; i < world->sender_count * RECEIVES; i++)
+		if (world->receivers[receiver].done[i] == 0)
+			return false;
+	return true;
+}
+
+START_TEST(who_is_ready_first_and_stands_still_holds_up_nobody)
+{
+	struct world wanted = loop_world(_i);
+	wanted.sender_count = 1;
+	wanted.receiver_count = 3;
+	wanted.nic_count = 1;
+	wanted.op_bytes = 4096;
+	wanted.staging_bytes = 1 << 20; /* has room for all */
+	wanted.opened = make_mute;
+	struct world *world = world_open(&wanted);
+	struct side *sender = &world->senders[0];
+	world_arm(world, 1);
+	mute = sender->peers[0]->rails[0].peer;
+	sender->peers[1]->ready = sender->peers[2]->ready = false;
+	world_settle(world);
+	for (uint32_t r = 1; r < 3; r++)
+		engine_peer_ready(sender->engine, sender->peers[r]);
+	ck_until(has_all(world, 1) && has_all(world, 2), world_step(world));
+	engine_peer_abandon(world->receivers[0].engine, world->receivers[0].peers[0]);
+	world_close(world);
+}
+END_TEST
+
 START_TEST(a_new_wiring_works_like_the_first)
 {
 	struct world wanted = loop_world(_i);
@@ -263,6 +312,7 @@ Suite *suite(void)
 	tcase_set_timeout(cases, 60);
 	tcase_add_loop_test(cases, every_byte_lands_in_any_order, 0, 36);
 	tcase_add_loop_test(cases, ops_go_together_and_those_not_taken_once_more, 0, 12);
+	tcase_add_loop_test(cases, who_is_ready_first_and_stands_still_holds_up_nobody, 0, 4);
 	tcase_add_loop_test(cases, a_new_wiring_works_like_the_first, 0, 36);
 	tcase_add_test(cases, nobody_is_written_to_before_it_is_ready);
 	tcase_add_test(cases, uneven_rails_are_paired_alike_at_both_ends);

@@ -148,8 +148,9 @@ static void rail_limit_set(struct engine *engine)
 {
 	const struct program *program = &engine->program;
 	uint32_t writing = 0, limit = 0;
+	/* Who isn't ready yet has its share already: the first one may stand still by then. */
 	for (uint32_t i = 0; i < program->active_count; i++)
-		writing += program->active[i]->ready && !program->active[i]->broken;
+		writing += !program->active[i]->broken;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		limit = MAX(limit, engine->nics[i].limit);
 	engine->rail_limit = MAX(2, limit / MAX(1, writing));
