@@ -279,6 +279,54 @@ START_TEST(a_box_of_more_than_two_to_the_31_elements_is_cut)
 }
 END_TEST
 
+/* Two blocks longer than a task can be, of which the box has an end and a beginning: cut between
+ * them, what is left lies in one block. */
+START_TEST(a_box_at_the_edge_of_blocks_of_2_to_the_33_elements_is_cut_once)
+{
+	enum { COUNT = 1000, BEFORE = 300 };
+	const uint64_t each = UINT64_C(1) << 33;
+	struct quant quant = {.code = WS_F8_E4M3, .scale = WS_F32, .reciprocal = true};
+	struct blocks blocks = {.quant = &quant,
+				.each = {each},
+				.first = {(uint64_t)_i * each + each - BEFORE},
+				.stride = {1}};
+	uint16_t values[COUNT];
+	uint32_t table[3] = {0};
+	uint8_t codes[COUNT] = {0};
+	struct gpu_arena arena;
+	arena_open(&arena, 4);
+	floats_fill(values, COUNT, WS_BF16, 7 + (uint64_t)_i);
+	size_t from = arena_put(&arena, values, sizeof(values), 0);
+	size_t maxima = arena_put(&arena, table, sizeof(table), 4);
+	size_t to = arena_put(&arena, codes, sizeof(codes), 1);
+	arena_upload(&arena);
+	struct move move = {.kind = MOVE_MAXIMA,
+			    .blocks = &blocks,
+			    .dim_count = 1,
+			    .extent = {COUNT},
+			    .src_stride = {2},
+			    .dst_stride = {1},
+			    .from = WS_BF16,
+			    .to = WS_F8_E4M3};
+	for (int pass = 0; pass < 2; pass++) {
+		move.kind = pass == 0 ? MOVE_MAXIMA : MOVE_QUANTIZE;
+		blocks.table = arena.gpu + maxima;
+		move.src = arena.gpu + from;
+		move.dst = arena.gpu + to;
+		arena_add(&arena, &move);
+		arena_run(&arena);
+		blocks.table = table;
+		move.src = values;
+		move.dst = codes;
+		convert_move(&move);
+	}
+	arena_download(&arena);
+	arena_compare(&arena, maxima, table, sizeof(table), "maxima", (uint64_t)_i);
+	arena_compare(&arena, to, codes, sizeof(codes), "codes", (uint64_t)_i);
+	arena_close(&arena);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	if (!gpus_are_there(1))
@@ -293,6 +341,8 @@ Suite *suite(void)
 	tcase_add_test(tcase, every_narrow_float_is_converted_alike);
 	tcase_add_test(tcase, f32_around_every_narrow_value_is_converted_alike);
 	tcase_add_test(tcase, a_batch_can_be_launched_again_and_is_full_at_its_room);
+	tcase_add_loop_test(tcase, a_box_at_the_edge_of_blocks_of_2_to_the_33_elements_is_cut_once,
+			    0, 2);
 	if (!arena_is_watched())
 		tcase_add_test(tcase, a_box_of_more_than_two_to_the_31_elements_is_cut);
 	return s;
