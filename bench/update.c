@@ -42,6 +42,8 @@ struct bench {
 	struct cuda_share share; /* of the rollout's memory */
 	void *mapped;		 /* ... and where it is here */
 	uint64_t version, bytes;
+	uint64_t left[2]; /* of the trainer's GPU: after the turns that don't count, and at the end
+			   */
 	double seconds[CONTENDER_COUNT][BENCH_ROUNDS_MAX];
 	struct ws_report report; /* of the last update */
 };
@@ -353,7 +355,7 @@ static int turns(struct bench *bench, uint32_t rounds, struct ws_error *err)
 {
 	int rc = 0;
 
-	for (uint32_t round = 0; rc == 0 && round <= rounds; round++)
+	for (uint32_t round = 0; rc == 0 && round <= rounds; round++) {
 		for (uint32_t c = 0; rc == 0 && c < CONTENDER_COUNT; c++) {
 			double seconds = 0;
 			if (!takes_part(bench, (enum contender)c))
@@ -362,6 +364,9 @@ static int turns(struct bench *bench, uint32_t rounds, struct ws_error *err)
 			if (round > 0)
 				bench->seconds[c][round - 1] = seconds;
 		}
+		if (rc == 0)
+			rc = cuda_memory_left(bench->rank.device, &bench->left[round > 0], err);
+	}
 	return rc;
 }
 
@@ -382,11 +387,13 @@ static void report_row(struct bench *bench, enum contender contender, uint32_t r
 	if (options->json)
 		fprintf(options->out,
 			"{\"bench\":\"update\",\"contender\":\"%s\",\"bytes\":%" PRIu64
-			",\"bytes_compared\":%s,\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
+			",\"bytes_compared\":%s,\"gpu_bytes_grown\":%" PRId64
+			",\"seconds\":%.6f,\"seconds_min\":%.6f,\"seconds_max\":%.6f,"
 			"\"gb_per_s\":%.3f,\"update_is_faster_by\":%.4f,\"min\":%.4f,"
 			"\"max\":%.4f}\n",
 			contenders[contender], bytes, contender == UPDATE ? "true" : "false",
-			time.median, time.min, time.max, rate, ratio.median, ratio.min, ratio.max);
+			(int64_t)(bench->left[0] - bench->left[1]), time.median, time.min, time.max,
+			rate, ratio.median, ratio.min, ratio.max);
 	else
 		fprintf(options->out, "%-14s  %8.4f  %8.4f  %8.4f  %7.1f  %6.3f  %6.3f  %6.3f\n",
 			contenders[contender], time.median, time.min, time.max, rate, ratio.median,

@@ -12,6 +12,76 @@ update() {
 	run_over "$title" "$checkpoint" 1 ipc "$@"
 }
 
+# fails TITLE SENTENCE RUN OPTIONS..: a job that can't be ends soon, and says why
+fails() {
+	title=$1 sentence=$2
+	shift 2
+	manifests "$title" "$checkpoint" "$fsdp" "$tp --quant fp8-block" || return
+	if mpi 4 "$ws" run --trainer "$work/T.json" --rollout "$work/R.json" --checkpoint "$checkpoint" "$@" >"$work/out" 2>"$work/log"; then
+		failed "$title" "it went well"
+	elif grep -q "$sentence" "$work/log"; then
+		passed "$title"
+	else
+		failed "$title" "it doesn't say '$sentence'" "$work/log"
+	fi
+}
+
+# many TITLE [BENCH OPTIONS..]: 1,000 updates, after which a GPU has no more of its memory taken than before
+many() {
+	title=$1
+	shift
+	if ! CUDA_VISIBLE_DEVICES=0 timeout 600 "$ws" bench update --alone --shape llama-3-70b --scale 16384 --rounds 1000 --json \
+		"$@" >"$work/out" 2>"$work/log"; then
+		failed "$title" "the bench failed" "$work/log"
+	elif grep -Eq '"gpu_bytes_grown":(-[0-9]+|[0-9]{1,6}),' "$work/out"; then
+		passed "$title"
+	else
+		failed "$title" "GPU memory has grown" "$work/out"
+	fi
+}
+
+# So many more than there are, in 30 s.
+wait_for_versions() {
+	wanted=$(($(wc -l <"$work/out") + $1))
+	for _ in $(seq 100); do
+		[ "$(wc -l <"$work/out")" -lt "$wanted" ] || return 0
+		sleep 0.3
+	done
+	return 1
+}
+
+# One of two replicas dies in the middle of many updates, while the trainer has its GPU's memory mapped: the other one goes on.
+peer_dies() {
+	title="a replica on a GPU dies, the other goes on" endless=100000
+	manifests "$title" "$checkpoint" "--layout fsdp2 --mesh dp=1" "--layout vllm --mesh tp=1" && "$ws" keygen -o "$work/key" || return
+	"$ws" hub --key "$work/key" --trainers 1 --replica-ranks 1 >"$work/hub" 2>"$work/log" &
+	for _ in 1 2 3 4 5 6 7 8 9 10; do
+		[ -s "$work/hub" ] && break
+		sleep 0.3
+	done
+	started=$!
+	for replica in 0 1; do
+		"$ws" serve --hub "$(cat "$work/hub")" --key "$work/key" --rollout "$work/R.json" --replica $replica --rank 0 --world 1 \
+			--memory "$1" 2>"$work/serve$replica" &
+		dying=$!
+		started="$started $dying"
+	done
+	: >"$work/out"
+	timeout 120 "$ws" push --hub "$(cat "$work/hub")" --key "$work/key" --trainer "$work/T.json" --checkpoint "$checkpoint" \
+		--rank 0 --world 1 --memory "$1" --updates $endless --keep-going --json >"$work/out" 2>"$work/push" &
+	pushing=$!
+	wait_for_versions 20 && kill -9 $dying && wait_for_versions 40
+	said=$?
+	# shellcheck disable=SC2086
+	kill $pushing $started 2>/dev/null
+	wait $pushing
+	if [ $said != 0 ]; then
+		failed "$title" "no further version went live in 30 s" "$work/push"
+	else
+		passed "$title"
+	fi
+}
+
 synth qwen3-30b-a3b 1/512
 synth kimi-k2 1/262144
 checkpoint=$work/qwen3-30b-a3b
@@ -42,4 +112,10 @@ for quant in "" "--quant fp8-block"; do
 	update "MLA absorbed by a post step, in place${quant:+, of FP8}" "$fsdp" "--layout sglang --mesh tp=2 --derived $quant" \
 		--trainer-memory cuda --rollout-memory cuda --inplace
 done
+checkpoint=$work/qwen3-30b-a3b
+fails "staging that no GPU has is refused" 'no [0-9]* bytes on GPU' --trainer-memory cuda --rollout-memory cuda --staging-bytes 900G
+fails "a ring that no GPU has is refused" 'no [0-9]* bytes on GPU' --trainer-memory offload --offload-bytes 900G --rollout-memory cuda
+many "1,000 updates leave a GPU's memory as it was, BF16"
+many "1,000 updates leave a GPU's memory as it was, offloaded to FP8" --offload --quant fp8-block
+peer_dies cuda:0
 exit "$failures"

@@ -49,6 +49,8 @@ void cuda_leave(int before);
  * Neither is for the data path; both frees accept NULL and wait for the device. */
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err);
 void cuda_free(int device, void *base);
+/* Of a GPU's memory: what nobody has taken, of whatever process. */
+int cuda_memory_left(int device, uint64_t *bytes_out, struct ws_error *err);
 int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err);
 void cuda_pinned_free(void *base);
 /* Page-locks host memory that is there, for copies at PCIe's speed; until unpin. */

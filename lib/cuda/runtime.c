@@ -92,6 +92,17 @@ void cuda_free(int device, void *base)
 		(void)cudaFree(base);
 }
 
+int cuda_memory_left(int device, uint64_t *bytes_out, struct ws_error *err)
+{
+	size_t left = 0, all;
+	int rc = cuda_use(device, err);
+	if (rc != 0)
+		return rc;
+	cudaError_t error = cudaMemGetInfo(&left, &all);
+	*bytes_out = left;
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "ask for what a GPU has left");
+}
+
 int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err)
 {
 	*base_out = NULL;
