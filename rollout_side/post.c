@@ -19,6 +19,8 @@
 #define CLOSE_MIN_NS  UINT64_C(200000000)
 #define GPU_POLL_NS   UINT64_C(20000)
 
+_Static_assert(WS_DIMS_MAX == LOCAL_DIM_MAX, "a step is given all dims of a param");
+
 struct call {
 	struct ws_post post;
 	int (*function)(void *arg, const struct ws_post *post, struct ws_error *err);

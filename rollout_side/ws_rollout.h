@@ -83,6 +83,9 @@ struct ws_rollout_hooks {
  * that it queued, within post_ms.  Once a version is aborted no call begins; on_abort waits for the
  * one that has, and this rank takes no other version before it is back: the others go on without
  * its replica.  ws_post_cancelled tells a long step to end early.
+ *
+ * Thread: one of weightsync's own, which runs nothing else; a step may block, and calls nothing of
+ * this rollout's.  Where the params lie on a GPU, that is the thread's current one.
  */
 #define WS_DIMS_MAX 6
 
@@ -93,8 +96,8 @@ struct ws_post_param {
 	uint32_t dim_count;
 	uint64_t dim[WS_DIMS_MAX]; /* in elements */
 	/* Of a quantized weight: how many elements by dim lie under one element of its scale, which
-	 * is the next param; the last may be fewer.  0: it isn't quantized, or parts of it have
-	 * scales of their own (a fused param quantized per tensor). */
+	 * is the next param; the last may be fewer.  0: it isn't quantized, or not in such blocks
+	 * (a stack of experts with one scale each). */
 	uint64_t block[WS_DIMS_MAX];
 	struct ws_memory memory; /* of the version that isn't live */
 };
@@ -107,8 +110,8 @@ struct ws_post {
 	const struct ws_post_param *params; /* to be read only: they may be forwarded meanwhile */
 	const struct ws_post_param *made;   /* to be written, all of it */
 	uint32_t param_count, made_count;
-	void *stream; /* cudaStream_t to queue work on, waited for by weightsync; NULL: host memory
-		       */
+	void *stream; /* cudaStream_t to queue work on, which weightsync waits for; NULL: the memory
+		       * is the host's */
 	const void *cancelled; /* ws_post_cancelled's */
 };
 
