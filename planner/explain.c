@@ -271,6 +271,64 @@ static void put_json(const struct explained *it, const struct piece *const *sort
 	write_bytes(out, "\n", 1);
 }
 
+/* What a post step makes, and of which params. */
+static void put_made(const struct step_call *call, const struct step_made *made,
+		     const struct rank_params *params, uint32_t rank, struct writer *out)
+{
+	char shape[160], size[32];
+	write_format(out, "%s\n  rank %u of the rollout: %s %s, %s\n  made by post step %s of",
+		     made->name, rank, ws_dtype_name(made->dtype),
+		     dims_text(made->dim, made->dim_count, shape, sizeof(shape)),
+		     size_text(made->bytes, size, sizeof(size)), call->step);
+	for (uint32_t i = 0; i < call->from_count; i++)
+		write_format(out, "%s %s", i == 0 ? "" : ",", params->params[call->from[i]].name);
+	write_format(out, "\n");
+}
+
+static void put_made_json(const struct step_call *call, const struct step_made *made,
+			  const struct rank_params *params, uint32_t rank, struct writer *out)
+{
+	struct json_writer writer = {.out = out}, *json = &writer;
+	json_begin_object(json, NULL);
+	json_put_text(json, "derived", made->name);
+	json_put_u64(json, "rank", rank);
+	json_put_text(json, "dtype", ws_dtype_name(made->dtype));
+	put_numbers(json, "shape", made->dim, made->dim_count);
+	json_put_u64(json, "bytes", made->bytes);
+	json_put_text(json, "post", call->step);
+	json_begin_array(json, "from");
+	for (uint32_t i = 0; i < call->from_count; i++)
+		json_put_text(json, NULL, params->params[call->from[i]].name);
+	json_end_array(json);
+	json_end_object(json);
+	write_bytes(out, "\n", 1);
+}
+
+/* -ENOENT, and no sentence yet: nothing of that name is derived. */
+static int explain_derived(const struct manifest *manifest, const char *name, uint32_t rank,
+			   const struct rank_params *params, bool as_json, struct arena *arena,
+			   struct writer *out, struct ws_error *err)
+{
+	struct rank_steps steps;
+	int rc = manifest_steps(manifest, rank, params, arena, &steps, err);
+	if (rc != 0)
+		return rc;
+	for (uint32_t i = 0; i < steps.call_count; i++) {
+		const struct step_call *call = &steps.calls[i];
+		uint32_t end = MIN(call->made_first + call->made_count, steps.derived_count);
+		for (uint32_t m = call->made_first; m < end; m++) {
+			if (strcmp(steps.made[m].name, name) != 0)
+				continue;
+			if (as_json)
+				put_made_json(call, &steps.made[m], params, rank, out);
+			else
+				put_made(call, &steps.made[m], params, rank, out);
+			return 0;
+		}
+	}
+	return -ENOENT;
+}
+
 /* The first rank that has it, or the nearest name of this one. */
 static int no_such_param(const struct manifest *manifest, const char *name, uint32_t rank,
 			 const struct rank_params *params, struct ws_error *err)
@@ -333,10 +391,13 @@ int manifest_explain(const struct manifest *manifest, const char *name, uint32_t
 			       rank, manifest->world - 1);
 	int rc = manifest_params(manifest, rank, &arena, &params, err);
 	int64_t index = rc == 0 ? rank_params_find(&params, name) : -1;
-	if (rc == 0 && index < 0)
-		rc = no_such_param(manifest, name, rank, &params, err);
-	if (rc == 0)
+	if (rc == 0 && index < 0) {
+		rc = explain_derived(manifest, name, rank, &params, as_json, &arena, out, err);
+		if (rc == -ENOENT)
+			rc = no_such_param(manifest, name, rank, &params, err);
+	} else if (rc == 0) {
 		rc = explain(manifest, &params.params[index], rank, as_json, &arena, out, err);
+	}
 	if (rc == 0 && out->failed)
 		rc = ws_fail(err, -ENOMEM, "out of memory for the explanation");
 	arena_release(&arena);

@@ -218,8 +218,8 @@ struct rank_steps {
 int manifest_steps(const struct manifest *manifest, uint32_t rank, const struct rank_params *params,
 		   struct arena *arena, struct rank_steps *steps_out, struct ws_error *err);
 
-/* explain.c: a param's pieces at a rank in words, or as one JSON object.  -ENOENT says which rank
- * has it, or the nearest name. */
+/* explain.c: a param's pieces at a rank, or how something is derived, in words or as one JSON
+ * object.  -ENOENT says which rank has it, or the nearest name. */
 int manifest_explain(const struct manifest *manifest, const char *param, uint32_t rank,
 		     bool as_json, struct writer *out, struct ws_error *err);
 

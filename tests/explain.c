@@ -66,7 +66,9 @@ static const char strided[] =
 	"\"tensors\":[{\"name\":\"a\",\"dtype\":\"f32\",\"shape\":[4,6]},"
 	"{\"name\":\"b\",\"dtype\":\"f32\",\"shape\":[4,2]}],"
 	"\"params\":[{\"p\":\"ab\",\"post\":\"repack\",\"x\":[\"c\",1,[\"t\",\"a\"],[\"t\",\"b\"]]},"
-	"{\"p\":\"at\",\"x\":[\"x\",[\"s\",[\"t\",\"a\"],0,\"n\"],[1,0]]}]}";
+	"{\"p\":\"at\",\"x\":[\"x\",[\"s\",[\"t\",\"a\"],0,\"n\"],[1,0]]}],"
+	"\"derived\":[{\"post\":\"sums\",\"from\":[\"ab\",\"at\"],"
+	"\"makes\":[{\"p\":\"s\",\"dtype\":\"f32\",\"shape\":[4,2]}]}]}";
 
 static const struct {
 	const char *param;
@@ -92,9 +94,13 @@ static const struct {
 	 "{\"param\":\"at\",\"rank\":1,\"dtype\":\"f32\",\"shape\":[6,2],\"bytes\":48,\"inplace\":true,"
 	 "\"zero_bytes\":0,\"pieces\":[{\"tensor\":\"a\",\"tensor_shape\":[4,6],\"offset\":[2,0],"
 	 "\"extent\":[2,6],\"byte\":0,\"bytes\":48,\"strides\":[1,2],\"runs\":12,\"run_bytes\":4}]}\n"},
+	{"s",
+	 "s\n  rank 1 of the rollout: f32 [4, 2], 32 bytes\n  made by post step sums of ab, at\n",
+	 "{\"derived\":\"s\",\"rank\":1,\"dtype\":\"f32\",\"shape\":[4,2],\"bytes\":32,"
+	 "\"post\":\"sums\",\"from\":[\"ab\",\"at\"]}\n"},
 };
 
-START_TEST(strided_pieces_are_told_as_runs)
+START_TEST(strided_pieces_are_told_as_runs_and_what_is_derived_by_its_step)
 {
 	struct manifest *manifest;
 	struct ws_error err = {0};
@@ -174,7 +180,8 @@ Suite *suite(void)
 	TCase *t = tcase_create("explain");
 	tcase_set_timeout(t, 60);
 	tcase_add_loop_test(t, a_param_is_told_in_words, 0, ARRAY_SIZE(explained));
-	tcase_add_loop_test(t, strided_pieces_are_told_as_runs, 0, ARRAY_SIZE(strides));
+	tcase_add_loop_test(t, strided_pieces_are_told_as_runs_and_what_is_derived_by_its_step, 0,
+			    ARRAY_SIZE(strides));
 	tcase_add_test(t, a_scale_says_which_weights_are_under_it);
 	tcase_add_test(t, what_is_not_there_is_said_with_what_is);
 	suite_add_tcase(s, t);
