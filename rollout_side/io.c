@@ -13,7 +13,6 @@
 #define MEMBER_EVENTS_A_TURN 64
 #define TURN_NS		     UINT64_C(20000000)
 #define IDLE_NS		     UINT64_C(100000000)
-#define POLL_NS		     UINT64_C(200000)
 #define SAY_NS		     ((uint64_t)HUB_BEAT_MS * 1000000u)
 #define RAILS_NS	     UINT64_C(1000000)
 #define CLOSE_NS	     UINT64_C(1200000000)
@@ -544,20 +543,21 @@ static void describe_turn(struct ws_rollout *rollout)
 	member_say_describe(rollout->member, wants);
 }
 
+/* Between updates nothing is polled. */
 static void wait_turn(struct ws_rollout *rollout)
 {
 	int fds[NICS_MAX + 2], count = 0;
-	bool must_poll = false;
-	uint64_t dropped;
+	uint64_t most_ns = UINT64_MAX, dropped;
 
 	if (rollout->engine != NULL)
-		count = engine_wait_fds(rollout->engine, fds, NICS_MAX + 1, &must_poll);
+		count = engine_wait_fds(rollout->engine, fds, NICS_MAX + 1, &most_ns);
 	fds[count++] = rollout->wake_fd;
 	bool busy = rollout->version.state == RANK_READY || rollout->wire.state == WIRE_FENCING;
-	member_wait(rollout->member, fds, count,
-		    clock_ns() + (!busy	      ? IDLE_NS
-				  : must_poll ? POLL_NS
-					      : TURN_NS));
+	if (busy)
+		most_ns = MIN(most_ns, TURN_NS);
+	else if (most_ns > 0)
+		most_ns = IDLE_NS;
+	member_wait(rollout->member, fds, count, clock_ns() + most_ns);
 	(void)!read(rollout->wake_fd, &dropped, sizeof(dropped));
 }
 

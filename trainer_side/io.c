@@ -15,7 +15,6 @@
 #define MEMBER_EVENTS_A_TURN 64
 #define TURN_NS		     UINT64_C(20000000) /* deadlines are looked at as often */
 #define IDLE_NS		     UINT64_C(100000000)
-#define POLL_NS		     UINT64_C(200000) /* where a NIC can't wake anybody */
 #define RAILS_NS	     UINT64_C(1000000)
 #define CLOSE_NS	     UINT64_C(1500000000) /* for the fence at the end */
 
@@ -268,20 +267,21 @@ static bool engine_turn(struct ws_trainer *trainer)
 
 /* ---------------------------------------------------------------- the loop */
 
+/* Between updates nothing is polled. */
 static void wait_turn(struct ws_trainer *trainer)
 {
 	int fds[NICS_MAX + 2], count = 0;
-	bool must_poll = false;
-	uint64_t dropped;
+	uint64_t most_ns = UINT64_MAX, dropped;
 
 	if (trainer->engine != NULL)
-		count = engine_wait_fds(trainer->engine, fds, NICS_MAX + 1, &must_poll);
+		count = engine_wait_fds(trainer->engine, fds, NICS_MAX + 1, &most_ns);
 	fds[count++] = trainer->wake_fd;
 	bool busy = trainer->push.state != PUSH_NONE || trainer->wire.state == WIRE_FENCING;
-	member_wait(trainer->member, fds, count,
-		    clock_ns() + (!busy	      ? IDLE_NS
-				  : must_poll ? POLL_NS
-					      : TURN_NS));
+	if (busy)
+		most_ns = MIN(most_ns, TURN_NS);
+	else if (most_ns > 0)
+		most_ns = IDLE_NS;
+	member_wait(trainer->member, fds, count, clock_ns() + most_ns);
 	(void)!read(trainer->wake_fd, &dropped, sizeof(dropped));
 }
 

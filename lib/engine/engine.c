@@ -273,23 +273,10 @@ int engine_step(struct engine *engine, struct engine_event *events_out, int coun
 
 /* ----------------------------------------------------------------------------- wait */
 
-int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *must_poll_out)
+/* An fd tells only of what comes after a step that found nothing. */
+static bool is_at_work(const struct engine *engine)
 {
-	int count = 0;
-	*must_poll_out = engine->refused || engine->moved ||
-			 engine->event_head != engine->event_tail || offload_is_loading(engine);
-	if (count < count_max)
-		fds_out[count++] = engine->stage->done_fd;
-	for (uint32_t i = 0; i < engine->nic_count; i++) {
-		const struct engine_nic *nic = &engine->nics[i];
-		if (nic->lost)
-			continue;
-		if (nic->nic->wait_fd < 0 || count == count_max)
-			*must_poll_out = true;
-		else
-			fds_out[count++] = nic->nic->wait_fd;
-	}
-	return count;
+	return engine->moved || engine->event_head != engine->event_tail;
 }
 
 /* How long to sleep at most, after an empty step. */
@@ -301,24 +288,43 @@ static uint64_t sleep_choose(struct engine *engine, bool must_poll)
 	return engine->idle_count < 20 ? SLEEP_MIN_NS : SLEEP_MAX_NS;
 }
 
+int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, uint64_t *most_ns_out)
+{
+	int count = 0;
+	bool must_poll = engine->refused || offload_is_loading(engine);
+	if (count < count_max)
+		fds_out[count++] = engine->stage->done_fd;
+	for (uint32_t i = 0; i < engine->nic_count; i++) {
+		const struct engine_nic *nic = &engine->nics[i];
+		if (nic->lost)
+			continue;
+		if (nic->nic->wait_fd < 0 || count == count_max)
+			must_poll = true;
+		else
+			fds_out[count++] = nic->nic->wait_fd;
+	}
+	*most_ns_out = is_at_work(engine) ? 0 : sleep_choose(engine, must_poll);
+	return count;
+}
+
 void engine_wait(struct engine *engine, int fd, int fd2, uint64_t until_ns)
 {
 	struct pollfd fds[NICS_MAX + 3];
 	int numbers[NICS_MAX + 1];
-	bool must_poll;
+	uint64_t most_ns;
 	nfds_t count = 0;
-	if (engine->moved || engine->event_head != engine->event_tail)
+	if (is_at_work(engine))
 		return;
 	uint64_t now = clock_ns();
 	/* Spinning: the caller comes back at once. */
 	if (now >= until_ns || now - engine->moved_ns < engine->spin_ns)
 		return;
-	int own = engine_wait_fds(engine, numbers, NICS_MAX + 1, &must_poll);
+	int own = engine_wait_fds(engine, numbers, NICS_MAX + 1, &most_ns);
 	for (int i = 0; i < own; i++)
 		fds[count++] = (struct pollfd){.fd = numbers[i], .events = POLLIN};
 	fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
 	fds[count++] = (struct pollfd){.fd = fd2, .events = POLLIN};
-	uint64_t ns = MIN(until_ns - now, sleep_choose(engine, must_poll));
+	uint64_t ns = MIN(until_ns - now, most_ns);
 	struct timespec timeout = {.tv_sec = (time_t)(ns / 1000000000u),
 				   .tv_nsec = (long)(ns % 1000000000u)};
 	ppoll(fds, count, &timeout, NULL);

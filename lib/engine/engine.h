@@ -319,8 +319,9 @@ int engine_step(struct engine *engine, struct engine_event *events_out, int coun
  * Spins for spin_ns after the last progress, then blocks on the NICs' fds; NICs without one are
  * polled with short sleeps. */
 void engine_wait(struct engine *engine, int fd, int fd2, uint64_t until_ns);
-/* For a side that waits elsewhere (its link): the fds to wait for; count <= NICS_MAX + 1. */
-int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, bool *must_poll_out);
+/* For a side that waits elsewhere (its link): the fds to wait for, count <= NICS_MAX + 1, and for
+ * how long at most: 0 where a step has something to do at once. */
+int engine_wait_fds(struct engine *engine, int *fds_out, int count_max, uint64_t *most_ns_out);
 
 struct engine_progress {
 	uint32_t sends_done, send_count, receives_done, receive_count;
