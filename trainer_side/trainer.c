@@ -188,6 +188,7 @@ void ws_trainer_close(struct ws_trainer *trainer)
 	}
 	member_close(trainer->member);
 	engine_close(trainer->engine);
+	memories_unpin(&trainer->pins);
 	trainer_wire_release(trainer);
 	hub_close(trainer->hub);
 	plan_source_release(&trainer->source);
@@ -294,6 +295,14 @@ int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, struct ws
 		if (!trainer->added[i] && trainer->params.params[i].bytes > 0)
 			return ws_fail(err, -EINVAL, "param '%s' of trainer %u was never added",
 				       trainer->params.params[i].name, trainer->rank);
+	if (trainer->offload_device >= 0 && trainer->pins.bases == NULL) {
+		int rc = memories_pin(trainer->memories, trainer->params.count,
+				      trainer->offload_device, &trainer->pins, err);
+		if (rc != 0) {
+			memories_unpin(&trainer->pins);
+			return rc;
+		}
+	}
 	if (trainer->member == NULL) {
 		int rc = member_start(trainer, deadline_ms, err);
 		if (rc != 0)

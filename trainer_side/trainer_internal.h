@@ -156,6 +156,7 @@ struct ws_trainer {
 	uint64_t staging_bytes; /* 0: as the rules say */
 	uint64_t ring_bytes;	/* 0: params are read where they are */
 	int offload_device;	/* the GPU that does the work; -1: it is done where params lie */
+	struct pins pins;	/* owned; of offloaded params */
 	struct devices devices;
 	struct arena arena; /* params */
 	struct rank_params params;

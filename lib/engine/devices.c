@@ -11,6 +11,7 @@
 #include "lib/cuda/cuda.h"
 #include "lib/engine/devices.h"
 
+#define PAGE_BYTES    ((uintptr_t)4096)
 #define GAP_BYTES_MAX 4095u
 #define REASONS_BYTES 240
 
@@ -344,26 +345,47 @@ static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 	return true;
 }
 
+/* Those that have any, by address; the caller's to free. */
+static int sorted_make(const struct ws_memory *memories, uint32_t count, struct sorted **list_out,
+		       uint32_t *used_out, struct ws_error *err)
+{
+	struct sorted *list = mem_alloc(count * sizeof(*list));
+
+	*list_out = list;
+	*used_out = 0;
+	if (list == NULL)
+		return ws_fail(err, -ENOMEM, "no memory to sort %u params", count);
+	for (uint32_t i = 0; i < count; i++)
+		if (memories[i].bytes > 0)
+			list[(*used_out)++] = (struct sorted){.memory = &memories[i], .index = i};
+	qsort(list, *used_out, sizeof(*list), by_address);
+	return 0;
+}
+
+/* The region that begins with an entry of the list; returns where the next one begins. */
+static uint32_t region_join(const struct sorted *list, uint32_t used, uint32_t first,
+			    struct ws_memory *region_out)
+{
+	uint32_t end = first + 1;
+
+	*region_out = *list[first].memory;
+	while (end < used && region_takes(region_out, list[end].memory))
+		end++;
+	return end;
+}
+
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
 		 struct memory_place *places_out, struct ws_error *err)
 {
-	struct sorted *list = mem_alloc(count * sizeof(*list));
-	uint32_t used = 0, first = 0;
-	int rc = 0;
+	struct sorted *list;
+	uint32_t used, first = 0;
+	int rc = sorted_make(memories, count, &list, &used, err);
 
-	if (list == NULL)
-		return ws_fail(err, -ENOMEM, "no memory to sort %u params", count);
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t i = 0; i < count; i++)
 		places_out[i] = (struct memory_place){.region = UINT32_MAX};
-		if (memories[i].bytes > 0)
-			list[used++] = (struct sorted){.memory = &memories[i], .index = i};
-	}
-	qsort(list, used, sizeof(*list), by_address);
 	while (rc == 0 && first < used) {
-		struct ws_memory region = *list[first].memory;
-		uint32_t end = first + 1, number;
-		while (end < used && region_takes(&region, list[end].memory))
-			end++;
+		struct ws_memory region;
+		uint32_t end = region_join(list, used, first, &region), number;
 		rc = engine_region_add(engine, &region, &number, err);
 		for (; rc == 0 && first < end; first++)
 			places_out[list[first].index] = (struct memory_place){
@@ -374,6 +396,50 @@ int memories_add(struct engine *engine, const struct ws_memory *memories, uint32
 	}
 	mem_free(list);
 	return rc;
+}
+
+static int region_pin(const struct ws_memory *region, struct pins *pins, struct ws_error *err)
+{
+	uintptr_t mask = PAGE_BYTES - 1, from = (uintptr_t)region->base & ~mask;
+	size_t bytes = (((uintptr_t)region->base + region->bytes + mask) & ~mask) - from;
+
+	if (region->place != WS_HOST || cuda_range_of(region->base).kind != CUDA_UNKNOWN)
+		return 0;
+	int rc = cuda_pin((void *)from, bytes, err);
+	if (rc == 0)
+		pins->bases[pins->count++] = (void *)from;
+	return rc == 0 ? 0 : ws_fail_in(err, rc, "%zu bytes of params can't be offloaded", bytes);
+}
+
+int memories_pin(const struct ws_memory *memories, uint32_t count, int device, struct pins *pins,
+		 struct ws_error *err)
+{
+	int before = cuda_current();
+	struct sorted *list;
+	uint32_t used;
+	int rc = sorted_make(memories, count, &list, &used, err);
+
+	*pins = (struct pins){.bases = mem_alloc(count * sizeof(void *))};
+	if (rc == 0 && pins->bases == NULL)
+		rc = ws_fail(err, -ENOMEM, "no memory for a list of %u params", count);
+	if (rc == 0)
+		rc = cuda_use(device, err);
+	for (uint32_t first = 0; rc == 0 && first < used;) {
+		struct ws_memory region;
+		first = region_join(list, used, first, &region);
+		rc = region_pin(&region, pins, err);
+	}
+	mem_free(list);
+	cuda_leave(before);
+	return rc;
+}
+
+void memories_unpin(struct pins *pins)
+{
+	for (uint32_t i = 0; i < pins->count; i++)
+		cuda_unpin(pins->bases[i]);
+	mem_free(pins->bases);
+	*pins = (struct pins){0};
 }
 
 int memory_fit(struct engine *engine, struct ws_memory *memory, uint32_t *region, uint64_t bytes,

@@ -68,6 +68,19 @@ int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_m
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
 		 struct memory_place *places_out, struct ws_error *err);
 
+/* The host's memory page-locked for a GPU: those that touch together, whole pages, and none that is
+ * already. */
+struct pins {
+	void **bases; /* owned */
+	uint32_t count;
+};
+
+/* On the caller's thread: it takes long (a second for a few GB).  The caller's current GPU stays
+ * what it was.  *pins may be released after an error, too. */
+int memories_pin(const struct ws_memory *memories, uint32_t count, int device, struct pins *pins,
+		 struct ws_error *err);
+void memories_unpin(struct pins *pins);
+
 /*
  * Memory of my own that peers write to: at least so many bytes of it, registered, at a place that
  * may change.  *region is UINT32_MAX before the first time, and where nothing is needed.  Not for

@@ -180,7 +180,6 @@ void stage_heard(struct stage *stage);
 /* ------------------------------------------------------------------- regions, peers */
 struct region {
 	struct ws_memory memory; /* borrowed; bytes 0: a hole */
-	void *pinned;		 /* the host's pages that the GPU was given; NULL: none */
 	uint32_t registered;	 /* the first so many NICs were asked */
 	struct mr mrs[];	 /* one per NIC; zeroes where it is gone or can't reach it */
 };

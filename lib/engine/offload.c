@@ -294,11 +294,7 @@ static bool load_is_done(struct engine *engine, const struct load *load)
 	if (queue->error.code == 0 &&
 	    engine->now_ns - load->begun_ns > CUDA_STUCK_MS * UINT64_C(1000000))
 		cuda_stuck(queue->device, &queue->error);
-	if (queue->error.code == 0 && cuda_queue_passed(queue, load->mark) == 1)
-		return true;
-	if (queue->error.code != 0)
-		offload_fail(engine);
-	return false;
+	return queue->error.code == 0 && cuda_queue_passed(queue, load->mark) == 1;
 }
 
 void offload_turn(struct engine *engine)
@@ -306,6 +302,8 @@ void offload_turn(struct engine *engine)
 	struct offload *offload = engine->offload;
 	if (offload == NULL)
 		return;
+	if (offload->queue.error.code != 0) /* of an attempt before, too: it stays */
+		offload_fail(engine);
 	while (offload->count > 0 && load_is_done(engine, &offload->loads[offload->first])) {
 		struct load load = offload->loads[offload->first];
 		offload->first = (offload->first + 1) % LOADS_MAX;

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "lib/cuda/cuda.h"
-#include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
 struct region *region_find(const struct engine *engine, uint32_t region)
@@ -17,35 +16,8 @@ struct region *region_find(const struct engine *engine, uint32_t region)
 	return engine->regions[region];
 }
 
-static void region_unpin(struct region *region)
-{
-	if (region->pinned != NULL)
-		cuda_unpin(region->pinned);
-	region->pinned = NULL;
-}
-
-/* Sources of the host that a GPU reads: whole pages, unless whoever allocated them has done it. */
-static int region_pin(const struct engine *engine, struct region *region,
-		      const struct ws_memory *memory, struct ws_error *err)
-{
-	uintptr_t mask = 4095, from = (uintptr_t)memory->base & ~mask;
-	size_t bytes = (((uintptr_t)memory->base + memory->bytes + mask) & ~mask) - from;
-	if (memory->place != WS_HOST || engine->staging.place != WS_CUDA ||
-	    cuda_range_of(memory->base).kind != CUDA_UNKNOWN)
-		return 0;
-	int rc = cuda_use(engine->staging.device, err);
-	if (rc == 0)
-		rc = cuda_pin((void *)from, bytes, err);
-	if (rc != 0)
-		return ws_fail_in(err, rc, "%zu bytes of the host are to be read by GPU %d", bytes,
-				  engine->staging.device);
-	region->pinned = (void *)from;
-	return 0;
-}
-
 static void region_dereg(struct engine *engine, struct region *region)
 {
-	region_unpin(region);
 	for (uint32_t i = 0; i < region->registered; i++) {
 		struct nic *nic = engine->nics[i].nic;
 		if (nic != NULL && region->mrs[i].memory.base != NULL)
@@ -113,9 +85,7 @@ static int region_reg(struct engine *engine, struct region *region, const struct
 {
 	struct ws_error why = {0};
 	bool reached = false;
-	int rc = region_pin(engine, region, memory, &why);
-	if (rc != 0)
-		return ws_fail(err, rc, "%s", why.text);
+	int rc = 0;
 	for (uint32_t i = 0; rc == 0 && i < engine->nic_count; i++) {
 		struct nic *nic = engine->nics[i].nic;
 		region->registered = i + 1;
@@ -310,11 +280,8 @@ int region_open_own(struct engine *engine, const struct engine_options *options,
 
 void region_free_all(struct engine *engine)
 {
-	for (uint32_t i = 0; i < engine->region_count; i++) {
-		if (engine->regions[i] != NULL)
-			region_unpin(engine->regions[i]);
+	for (uint32_t i = 0; i < engine->region_count; i++)
 		mem_free(engine->regions[i]);
-	}
 	mem_free(engine->regions);
 	engine->regions = NULL;
 	engine->region_count = engine->region_room = 0;
