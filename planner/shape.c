@@ -26,11 +26,11 @@ static bool dense(const int64_t *stride, const struct plan_part *part, uint64_t 
 	return true;
 }
 
-#define SWAP(type, a, b)       \
-	do {                   \
-		type kept = a; \
-		a = b;         \
-		b = kept;      \
+#define SWAP(type, a, b)         \
+	do {                     \
+		type kept = (a); \
+		(a) = (b);       \
+		(b) = kept;      \
 	} while (0)
 
 static void swap_dims(struct plan_part *part, struct plan_blocks *blocks, uint32_t a, uint32_t b)
@@ -138,37 +138,41 @@ static uint32_t target_run(const struct plan_part *part, uint64_t *bytes_out)
 	return dims;
 }
 
-/* Adjacent straight boxes become one.  Scales come last: whose codes are made of whole blocks are
- * then made of maxima that have been found. */
+/* Adjacent straight boxes become one. */
+static int box_add(struct planning *planning, const struct raw *raw)
+{
+	size_t count = planning->shaped.count;
+	struct raw *last = count == 0 ? NULL : (struct raw *)planning->shaped.items + count - 1;
+	const struct plan_part *part = &raw->part;
+
+	if (last != NULL && straight(raw) && straight(last) &&
+	    last->part.src_param == part->src_param && last->part.dst_param == part->dst_param &&
+	    last->part.dst_offset + last->bytes == part->dst_offset &&
+	    last->part.src_offset + last->bytes == part->src_offset && last->part.to == part->to) {
+		last->part.extent[0] += part->extent[0];
+		last->part.src_stride[0] = last->part.dst_stride[0] =
+			(int64_t)ws_dtype_bytes(part->to);
+		last->bytes += raw->bytes;
+		return 0;
+	}
+	struct raw *added = vec_add(&planning->shaped, sizeof(*added));
+	if (added == NULL)
+		return -ENOMEM;
+	*added = *raw;
+	return 0;
+}
+
+/* Scales come last: where codes are made of whole blocks, their maxima have been found then. */
 static int merge_boxes(struct planning *planning, const struct raw *const *raws, uint32_t count)
 {
+	int rc = 0;
+
 	planning->shaped.count = 0;
-	for (uint32_t k = 0; k < 2 * count; k++) {
-		uint32_t i = k % count;
-		if ((raws[i]->part.kind == PART_SCALES) != (k >= count))
-			continue;
-		if (planning->shaped.count > 0 && straight(raws[i])) {
-			struct raw *last =
-				(struct raw *)planning->shaped.items + planning->shaped.count - 1;
-			const struct plan_part *part = &raws[i]->part;
-			if (straight(last) && last->part.src_param == part->src_param &&
-			    last->part.dst_param == part->dst_param &&
-			    last->part.dst_offset + last->bytes == part->dst_offset &&
-			    last->part.src_offset + last->bytes == part->src_offset &&
-			    last->part.to == part->to) {
-				last->part.extent[0] += part->extent[0];
-				last->part.src_stride[0] = last->part.dst_stride[0] =
-					(int64_t)ws_dtype_bytes(part->to);
-				last->bytes += raws[i]->bytes;
-				continue;
-			}
-		}
-		struct raw *raw = vec_add(&planning->shaped, sizeof(*raw));
-		if (raw == NULL)
-			return -ENOMEM;
-		*raw = *raws[i];
-	}
-	return 0;
+	for (int scales = 0; scales < 2; scales++)
+		for (uint32_t i = 0; rc == 0 && i < count; i++)
+			if ((raws[i]->part.kind == PART_SCALES) == (scales == 1))
+				rc = box_add(planning, raws[i]);
+	return rc;
 }
 
 /* ---- Emitting. */
@@ -406,6 +410,7 @@ static int ring_add(struct planning *planning, const struct raw *raw, uint32_t d
 	/* The recursion is at most BOX_DIM_MAX deep: one element fits into any slot. */
 	uint64_t rows = raw->part.extent[dim], row_bytes = bytes / rows;
 	uint64_t step = MAX(1, slot_bytes / row_bytes), block = block_rows(&raw->part, dim);
+	assert(block > 0);
 	if (step > block)
 		step -= step % block;
 	for (uint64_t at = 0, times; at < rows; at += step * times) {

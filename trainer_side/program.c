@@ -60,7 +60,7 @@ static int gather_make(struct ws_trainer *trainer, const struct plan_copy *copy,
 /* What its parts wait for: nothing, where they find what they need. */
 static uint32_t gate_of(const struct plan_copy *copy, const struct send *send)
 {
-	for (uint32_t i = 0; i < copy->part_count; i++)
+	for (uint32_t i = 0; i < send->move_count; i++)
 		switch (copy->parts[i].kind) {
 		case PART_CAST:
 			break;
