@@ -12,7 +12,7 @@
 	failed "auto" "nothing to run" "$work/log"
 	exit 1
 }
-port=$((20000 + $$ % 20000))
+port=20000
 
 # job NAME 'OPTIONS OF TRAINERS' 'OPTIONS OF ROLLOUTS' OPTIONS..: true if all ranks end well; what
 # rank N said is in $work/N.  $between: a command in front of rollouts.
@@ -24,9 +24,9 @@ job() {
 		mine=$rollouts before=$between
 		[ $rank -ge 2 ] || mine=$trainers before=
 		# shellcheck disable=SC2086
-		RANK=$rank WORLD_SIZE=4 timeout -k 5 60 $before "$ws" run --trainer "$work/T.json" \
+		RANK=$rank WORLD_SIZE=4 timeout -k 5 120 $before "$ws" run --trainer "$work/T.json" \
 			--rollout "$work/R.json" --checkpoint "$work/model" --updates 2 --verify --json \
-			--hub "tcp://127.0.0.1:$port" --key "$work/key" $mine "$@" >"$work/$rank.out" 2>"$work/$rank" &
+			--hub "tcp://$own_address:$port" --key "$work/key" $mine "$@" >"$work/$rank.out" 2>"$work/$rank" &
 		eval "pid$rank=$!"
 	done
 	ended=0

@@ -6,13 +6,12 @@
 cd "$work" || exit 1
 
 # A client whose host vanished looks like this one: its connection stands, and nothing comes.  It takes a minute.
-port=$((20000 + $$ % 10000)) mute=$((port + 1))
-timeout -k 5 150 "$ws" bench transfer --listen 127.0.0.1:$mute >left 2>&1 &
+timeout -k 5 150 "$ws" bench transfer --listen $own_address:20001 >left 2>&1 &
 left=$!
 timeout 150 python3 -c "
 import socket, time
 for _ in range(600):
-    try: client = socket.create_connection(('127.0.0.1', $mute))
+    try: client = socket.create_connection(('$own_address', 20001))
     except ConnectionRefusedError: time.sleep(0.1)
     else: break
 client.recv(1)" &
@@ -59,8 +58,8 @@ bench "bench over tcp: latency, against bare fi_writemsg" 2 fi_writemsg --what l
 bench "bench over tcp: mesh over two NICs, 3 senders and 1 receiver" 1 fi_writemsg --what mesh --senders 3 --receivers 1 \
 	--nics 127.0.0.1,127.0.0.2 --bytes 4M --op-bytes 64K
 
-timeout -k 5 60 "$ws" bench transfer --listen 127.0.0.1:$port --nics 127.0.0.2 >other 2>&1 &
-bench "bench between two hosts: --listen and --peer" 1 fi_writemsg --peer 127.0.0.1:$port --what stream --bytes 4M
+timeout -k 5 150 "$ws" bench transfer --listen $own_address:20000 --nics 127.0.0.2 >other 2>&1 &
+bench "bench between two hosts: --listen and --peer" 1 fi_writemsg --peer $own_address:20000 --what stream --bytes 4M
 wait $! && passed "the listener ends with its client" || failed "the listener ends with its client" "it didn't" other
 
 "$ws" bench transfer --transport ipc --what stream --bytes 8M >log 2>err && grep -q '^stream 1x1 1 MiB .*memcpy .* ([0-9.]* to [0-9.]*)$' log &&

@@ -183,13 +183,13 @@ probe 3 "--nics 127.0.0.1" 1
 
 # Two hosts, as it were; one of them is broken by a rule.
 "$ws" keygen -o key
-port=$((20000 + $$ % 12000))
+port=20000
 broken() {
-	name=$1 rule=$2 pattern=$3 port=$((port + 1))
-	timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --transport fault --deadline 2s \
+	name=$1 rule=$2 pattern=$3 deadline=$4 port=$((port + 1))
+	timeout 60 "$ws" doctor --listen "$own_address:$port" --key key --transport fault --deadline "$deadline" \
 		--nics "$rule:fabric:tcp/127.0.0.1" >there 2>&1 &
 	there=$!
-	timeout 60 "$ws" doctor --peer "127.0.0.1:$port" --key key --transport fault --deadline 2s \
+	timeout 60 "$ws" doctor --peer "$own_address:$port" --key key --transport fault --deadline "$deadline" \
 		--nics ":fabric:tcp/127.0.0.1" >here 2>&1
 	here=$?
 	wait "$there"
@@ -201,20 +201,22 @@ broken() {
 		failed "doctor finds a NIC that $name" "status $here here, $got there" there 40
 	fi
 }
-broken "loses a write" drop_nth=2 "the answer .* in time; there: a write .* in time"
-broken "changes a byte" corrupt_nth=3 "a write of 65536 bytes has other content from byte"
-broken "writes a half only" cut_nth=4 "a write of 1048576 bytes has other content from byte 524288"
-broken "fails" fail_nth=9 "a write on .* failed: "
-broken "gives an immediate twice" dup_nth=2 "immediate 0x80000001 came"
+broken "loses a write" drop_nth=2 "the answer .* in time; there: a write .* in time" 4s
+broken "changes a byte" corrupt_nth=3 "a write of 65536 bytes has other content from byte" 30s
+broken "writes a half only" cut_nth=4 "a write of 1048576 bytes has other content from byte 524288" 30s
+broken "fails" fail_nth=9 "a write on .* failed: " 30s
+broken "gives an immediate twice" dup_nth=2 "immediate 0x80000001 came" 30s
 
-timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --nics 127.0.0.1 --start-deadline 1s >there 2>&1
+timeout 60 "$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 1s >there 2>&1
 [ $? = 1 ] && tr -s ' \n' ' ' <there | grep -q "of 2 ranks these haven't come: 1; do they run" &&
 	passed "doctor names the rank that doesn't come" || failed "doctor names the rank that doesn't come" "no" there
 "$ws" keygen -o other
-timeout 60 "$ws" doctor --listen "127.0.0.1:$port" --key key --nics 127.0.0.1 --start-deadline 5s >there 2>&1 &
-timeout 60 "$ws" doctor --peer "127.0.0.1:$port" --key other --nics 127.0.0.1 --start-deadline 5s >here 2>&1
+"$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 60s >there 2>&1 &
+there=$!
+timeout 60 "$ws" doctor --peer "$own_address:$port" --key other --nics 127.0.0.1 --start-deadline 50s >here 2>&1
 [ $? = 1 ] && grep -q "key" here && passed "doctor says that the key is another" ||
 	failed "doctor says that the key is another" "no" here
+kill "$there"
 wait
 
 # A rank that dies in mid probe: the others say who, in time.  A write that is lost holds the first step up meanwhile.
@@ -222,10 +224,10 @@ for rank in 0 1 2; do
 	rule=
 	[ "$rank" != 0 ] || rule=drop_nth=1
 	"$ws" doctor --rank "$rank" --world 3 --job dies --transport fault --nics "$rule:fabric:tcp/127.0.0.1" \
-		--start-deadline 10s --deadline 4s >"rank$rank" 2>&1 &
+		--start-deadline 20s --deadline 8s >"rank$rank" 2>&1 &
 	eval "pid$rank=$!"
 done
-for _ in $(seq 100); do
+for _ in $(seq 300); do
 	! ls "$work"/weightsync-*dies/hub >/dev/null 2>&1 || break
 	sleep 0.1
 done
@@ -238,15 +240,20 @@ wait "$pid0"
 	passed "doctor names the rank that died" || failed "doctor names the rank that died" "no" rank0 30
 wait
 
+# catches PID: whether it has a handler for SIGTERM.
+catches() {
+	mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status")
+	[ $((0x${mask:-0} >> 14 & 1)) = 1 ]
+}
+
 # A signal while it waits for others: rank 0 has a folder to remove, the others none.
 for rank in 0 1; do
-	"$ws" doctor --rank "$rank" --world 3 --job "signal$rank" --nics 127.0.0.1 --start-deadline 20s >there 2>&1 &
+	"$ws" doctor --rank "$rank" --world 3 --job "signal$rank" --nics 127.0.0.1 --start-deadline 60s >there 2>&1 &
 	signalled=$!
-	for _ in $(seq 100); do
-		[ "$rank" = 0 ] && ! ls "$work"/weightsync-*signal0/hub >/dev/null 2>&1 || break
+	for _ in $(seq 300); do
+		if catches $signalled && { [ $rank = 1 ] || ls "$work"/weightsync-*signal0/hub >/dev/null 2>&1; }; then break; fi
 		sleep 0.1
 	done
-	sleep 1
 	kill "$signalled"
 	wait "$signalled"
 	[ $? = 1 ] && grep -q "stopped by a signal" there && passed "doctor ends by a signal, rank $rank" ||

@@ -7,6 +7,8 @@ build=$(cd "${1:-build}" && pwd)
 ws=$build/weightsync
 tests=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
+# An address of this machine that only this script uses, so that any port of it is free.
+own_address=127.$((64 + ($$ >> 16))).$(($$ >> 8 & 255)).$(($$ & 255))
 failures=0
 
 end_test() {

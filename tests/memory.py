@@ -70,7 +70,8 @@ def share(pid):
         return 0
 
 
-def over_ipc(pids, params):
+def over_ipc(pids):
+    """The most that they ever had together, and whether anything is wrong.  Each look is at one moment."""
     most, bad, left = 0, 0, dict(pids)
     while left:
         most = max(most, sum(share(pid) for pid in left))
@@ -79,6 +80,14 @@ def over_ipc(pids, params):
         if pid:
             rank = left.pop(pid)
             bad += status != 0 and say(False, f"rank {rank} ended with {status}")
+    return most, bad
+
+
+def all_over_ipc(begin, params):
+    for _ in range(5):
+        most, bad = over_ipc(begin())
+        if bad or most > 4 * params:  # else they had their time while this process had none
+            break
     extra = most - 4 * params
     return bad + say(most > 4 * params and extra <= 4 * BUDGET,
                      f"four ranks need {extra / MIB:.0f} MiB beyond their {4 * params / MIB:.0f} MiB of params over ipc, "
@@ -90,7 +99,7 @@ def main(weightsync, work):
     # Both sides halve everything but norms and routers, which count against the budget here.
     params = folder_bytes(model) // 2
     bad = over_tcp(start(weightsync, model, manifests, "fabric"), params)
-    return bad + over_ipc(start(weightsync, model, manifests, "ipc"), params)
+    return bad + all_over_ipc(lambda: start(weightsync, model, manifests, "ipc"), params)
 
 
 sys.exit(main(sys.argv[1], sys.argv[2]))

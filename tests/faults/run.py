@@ -200,15 +200,22 @@ class Run:
             version = int(re.search(r"version (\d+) begins", line).group(1))
             if hold is not None:
                 hold.kill(signal.SIGSTOP)
-                if hold is process:
-                    process.heard_out()
-                else:
-                    time.sleep(0.3)  # what is under way without it lands
-            if not process.lines("version %d has landed" % version, since=since):
+            if self.is_in_middle(hold, process, since, version):
                 return version
             if hold is not None:
                 hold.kill(signal.SIGCONT)
         raise Wrong("version %d, too, had landed before anybody could be hurt" % version)
+
+    def is_in_middle(self, hold, process, since, version):
+        """Of writing a version, or of receiving it; where the hub is held as far as a rollout has said."""
+        if hold in self.trainers:
+            state = ("trainer %d" % self.trainers.index(hold), "sending", version)
+            return state in [(m["name"], m["state"], m["version"]) for m in self.status()["members"]]
+        if hold is process:
+            process.heard_out()
+        elif hold is not None:
+            time.sleep(0.3)  # what is under way without it lands
+        return not process.lines("version %d has landed" % version, since=since)
 
     def status(self):
         done = subprocess.run([self.inputs.weightsync, "status", "--hub", self.endpoint, "--key",
@@ -221,12 +228,14 @@ class Run:
 
     def stop(self, seconds=8):
         """SIGTERM to all members: each ends, none with 0 but the hub (1 if the last push had failed)."""
-        for process in [*self.trainers, *self.rollouts.values()]:
-            if process is not None:
-                process.kill(signal.SIGTERM)
-        for process in [*self.trainers, *self.rollouts.values()]:
-            if process is not None and process.ends(seconds) == 0:
-                raise Wrong("%s was ended by a signal and says 0" % process.name)
+        # Rollouts first: when all trainers have left a run has ended well for them.
+        for members in (self.rollouts.values(), self.trainers):
+            for process in members:
+                if process is not None:
+                    process.kill(signal.SIGTERM)
+            for process in members:
+                if process is not None and process.ends(seconds) == 0:
+                    raise Wrong("%s was ended by a signal and says 0" % process.name)
         if self.hub is not None:
             self.hub.kill(signal.SIGTERM)
             self.hub.ends(seconds)
