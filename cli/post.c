@@ -69,25 +69,37 @@ static struct move half_move(struct half *half, uint64_t head)
 	return move;
 }
 
-/* Whether the param and what is to be made of it are what these steps know. */
-static int halves_make(const struct ws_post *post, bool vllm, struct half halves[2],
-		       struct ws_error *err)
+/* Two things of three dims, of one matrix: with its scale, where it is quantized. */
+static bool is_known(const struct ws_post *post)
 {
 	const struct ws_post_param *kv = &post->params[0];
-	bool quantized = post->param_count == 2 && kv->block[0] != 0;
-	const struct ws_post_param *keys = &post->made[0], *values = &post->made[1];
 
-	if (post->made_count != 2 || keys->dim_count != 3 || values->dim_count != 3 ||
-	    kv->dim_count != 2 || (post->param_count != 1 && !quantized))
-		return ws_fail(err, -EINVAL,
-			       "it makes two things of three dims of one matrix, kv_b_proj");
+	return post->made_count == 2 && post->made[0].dim_count == 3 &&
+	       post->made[1].dim_count == 3 && kv->dim_count == 2 &&
+	       post->param_count == (kv->block[0] != 0 ? 2 : 1);
+}
+
+static void halves_fill(const struct ws_post *post, bool vllm, struct half halves[2])
+{
+	const struct ws_post_param *kv = &post->params[0];
+	const struct ws_post_param *keys = &post->made[0], *values = &post->made[1];
 	uint64_t key_rows = keys->dim[vllm ? 1 : 2], value_rows = values->dim[vllm ? 2 : 1];
-	halves[0] = (struct half){.kv = kv, .made = keys, .turned = !vllm};
-	halves[1] = (struct half){.kv = kv, .made = values, .turned = vllm, .first = key_rows};
+
+	halves[0] = (struct half){.made = keys, .turned = !vllm};
+	halves[1] = (struct half){.made = values, .turned = vllm, .first = key_rows};
+	for (uint32_t i = 0; i < 2; i++) {
+		halves[i].kv = kv;
+		halves[i].scale = kv->block[0] != 0 ? &post->params[1] : NULL;
+		halves[i].head_rows = key_rows + value_rows;
+	}
+}
+
+static int halves_check(struct half halves[2], struct ws_error *err)
+{
+	const struct ws_post_param *kv = halves[0].kv;
+
 	for (uint32_t i = 0; i < 2; i++) {
 		const struct ws_post_param *made = halves[i].made;
-		halves[i].scale = quantized ? &post->params[1] : NULL;
-		halves[i].head_rows = key_rows + value_rows;
 		if (made->dtype != WS_BF16 || made->dim[halves[i].turned ? 1 : 2] != kv->dim[1] ||
 		    made->dim[0] * halves[i].head_rows != kv->dim[0])
 			return ws_fail(err, -EINVAL, "'%s' doesn't fit: '%s' has %llu rows of %llu",
@@ -143,10 +155,15 @@ static int mla_absorb(struct post_tools *tools, const struct ws_post *post, bool
 {
 	struct half halves[2];
 
-	int rc = halves_make(post, vllm, halves, err);
+	if (!is_known(post))
+		return ws_fail(err, -EINVAL,
+			       "it makes two things of three dims of one matrix, kv_b_proj");
+	halves_fill(post, vllm, halves);
+	int rc = halves_check(halves, err);
 	if (rc == 0 && post->stream != NULL)
 		return gpu_launch(tools, post, halves, err);
-	for (uint64_t i = 0; rc == 0 && i < 2 * halves[0].made->dim[0]; i++) {
+	uint64_t heads = rc == 0 ? post->made[0].dim[0] : 0;
+	for (uint64_t i = 0; i < 2 * heads; i++) {
 		struct move move = half_move(&halves[i % 2], i / 2);
 		convert_move(&move);
 		if (ws_post_cancelled(post))

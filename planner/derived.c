@@ -201,8 +201,9 @@ void parse_derived(struct parse *parse, const struct json *json)
 		return findings_add(&parse->found, "derived", "derived",
 				    "a trainer pushes what it holds: only a rollout derives");
 	manifest->derived = parse_alloc(parse, json->count, sizeof(*manifest->derived));
-	for (const struct json *it = json->first; manifest->derived != NULL && it != NULL;
-	     it = it->next)
+	if (manifest->derived == NULL)
+		return;
+	for (const struct json *it = json->first; it != NULL; it = it->next)
 		parse_entry(parse, it, index++);
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < manifest->derived_count; i++)

@@ -195,10 +195,11 @@ static void blocks_fill(const struct quant_scheme *scheme, const struct form *sc
 	for (uint32_t d = 0; d < dims; d++) {
 		bool whole = scheme->kind == SCHEME_TENSOR && scale->element_count == 1;
 		uint64_t block = d + 2 < dims ? 1 : scheme->block[d + 2 - dims];
-		weight->block[d] = whole || block == 0 ? weight->dim[d] : block;
-		if (!whole &&
-		    (scale->dim_count != dims ||
-		     scale->dim[d] != (weight->dim[d] + weight->block[d] - 1) / weight->block[d]))
+		if (whole || block == 0)
+			block = MAX(weight->dim[d], UINT64_C(1));
+		weight->block[d] = block;
+		if (!whole && (scale->dim_count != dims ||
+			       scale->dim[d] != (weight->dim[d] + block - 1) / block))
 			return (void)memset(weight->block, 0, sizeof(weight->block));
 	}
 }
