@@ -9,8 +9,11 @@ import sys
 
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(here, "..", "faults"))
+import processes  # noqa: E402
 from processes import Process, Wrong  # noqa: E402
 from run import Run  # noqa: E402
+
+processes.PATIENCE = 1  # the seconds given here are a busy machine's
 
 BOOT = ["sh", os.path.join(here, "boot.sh")]
 RAILS = ("eth0", "eth1")
