@@ -206,9 +206,9 @@ START_TEST(a_version_that_is_aborted_elsewhere_ends_its_steps)
 	char device[128];
 
 	options.inplace = _i == 1;
-	uint64_t ops = world_member_ops(&options, 1);
+	uint64_t last = 2 * world_member_ops(&options, 1);
 	snprintf(device, sizeof(device), "fail_nth=%llu:fabric:tcp/127.0.0.1",
-		 (unsigned long long)(2 * ops));
+		 (unsigned long long)last);
 	options.fault_device = device;
 	struct world *world = world_open(&options);
 	world_push_good(world, 1, false);
