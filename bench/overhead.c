@@ -115,13 +115,13 @@ static int player_start(struct game *game, uint32_t number, struct ws_error *err
 		close(fds[0]);
 		overhead_member(&game->job, number, fds[1]);
 	}
+	int error = errno;
 	close(fds[1]);
 	int rc = channel_open(&player->channel, fds[0], player->name, err);
-	if (player->pid < 0) {
-		player->pid = 0;
-		return ws_fail(err, -EIO, "cannot start %s: %s", player->name, strerror(errno));
-	}
-	return rc;
+	if (player->pid >= 0)
+		return rc;
+	player->pid = 0;
+	return ws_fail(err, -error, "cannot start %s: %s", player->name, strerror(error));
 }
 
 /* From all but the first so many, in whatever order: who fails says so before the others give up.
