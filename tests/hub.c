@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "lib/hub/hub_frames.h"
 #include "lib/hub/member_inside.h"
@@ -305,6 +306,30 @@ START_TEST(who_is_missing_at_the_start_is_named)
 }
 END_TEST
 
+static uint64_t cpu_ms(void)
+{
+	struct timespec used;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+	return (uint64_t)used.tv_sec * 1000u + (uint64_t)used.tv_nsec / 1000000u;
+}
+
+/* Wired and idle; or given up, which its owner may see much later. */
+START_TEST(a_hub_that_has_nothing_to_say_rests)
+{
+	const struct timespec pause = {.tv_nsec = 300000000};
+	struct world world;
+	world_open(&world, 1, 1, 1, &(struct hub_options){.min_replicas = 1, .join_ms = 500});
+	if (_i == 1)
+		actor_kill(&world.actor[1]);
+	ck_assert(world_run(&world, _i == 1 ? everybody_is_over : all_are_wired, NULL));
+	uint64_t before_ms = cpu_ms();
+	nanosleep(&pause, NULL);
+	ck_assert_uint_lt(cpu_ms() - before_ms, 100);
+	ck_assert_int_eq(hub_failed(world.hub, NULL), _i == 1 ? -ETIMEDOUT : 0);
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(frames_of_nonsense_disturb_nobody)
 {
 	struct world world;
@@ -503,6 +528,7 @@ Suite *suite(void)
 	tcase_add_loop_test(refused, another_world_is_refused_with_both_numbers, 0, 2);
 	tcase_add_loop_test(refused, a_wrong_key_and_a_dead_hub_are_told_apart, 0, 2);
 	tcase_add_test(refused, who_is_missing_at_the_start_is_named);
+	tcase_add_loop_test(refused, a_hub_that_has_nothing_to_say_rests, 0, 2);
 	tcase_add_test(refused, frames_of_nonsense_disturb_nobody);
 	tcase_add_loop_test(ends, a_normal_end_is_told_from_a_hub_that_goes, 0, 4);
 	tcase_add_test(ends, a_plan_that_cannot_be_ends_the_run_for_all);

@@ -168,14 +168,14 @@ void hub_say_over(struct hub *hub, uint64_t now_ns)
 
 void hub_say(struct hub *hub, uint64_t now_ns)
 {
+	bool changed = hub->progress.changed || hub->progress.news;
 	if (!hub_io_grow(hub))
 		return;
+	hub->progress.changed = hub->progress.news = false;
 	if (hub->progress.is_ended) {
 		hub_say_over(hub, now_ns);
 		return;
 	}
-	bool changed = hub->progress.changed || hub->progress.news;
-	hub->progress.changed = hub->progress.news = false;
 	for (uint32_t i = 0; i < hub->io_count; i++) {
 		if (hub->progress.seats[i].joined == 0 || hub->io[i].route == 0)
 			continue;
