@@ -147,6 +147,7 @@ struct transport {
 	 * pages at the same address, with the same content, so on NICs of other transports all
 	 * that is registered must be registered again before they are used.
 	 * -ENOSPC, only with abandon: no more may be set aside; the NIC must be closed.
+	 * -ETIMEDOUT: a GPU that carries out writes to the peer has hung for a minute.
 	 */
 	int (*peer_close)(struct nic *nic, struct peer *peer, bool quiet, bool abandon);
 	/* Takes ops in order and returns how many it took; 0: full, poll first; negative: NIC lost.
