@@ -71,11 +71,15 @@ START_TEST(trainers_hear_each_others_ready_in_each_attempt)
 }
 END_TEST
 
-static bool rollout_is_ready_and_two_have_joined(const struct world *world, const void *arg)
+static bool two_have_joined(const struct world *world, const void *arg)
 {
 	(void)arg;
-	return world->actor[3].state == RANK_READY && world->actor[0].joined == 1 &&
-	       world->actor[1].joined == 1;
+	return world->actor[0].joined == 1 && world->actor[1].joined == 1;
+}
+
+static bool rollout_is_ready_and_two_have_joined(const struct world *world, const void *arg)
+{
+	return world->actor[3].state == RANK_READY && two_have_joined(world, arg);
 }
 
 /* Trainer 2 doesn't push: the others know of each other only, and wait for it; one comes late. */
@@ -114,7 +118,12 @@ START_TEST(a_trainer_that_stands_still_is_named_before_one_that_waits_for_it)
 	member_say_waiting(world.actor[0].member, "got 0 of 1 ops of maxima from trainer 1");
 	if (_i == 1)
 		member_say_waiting(world.actor[1].member, "has maxima for trainer 0");
+	/* The rollout begins to wait for them when both have stood still for a while. */
+	world.actor[2].frozen = true;
 	world_push(&world, 1);
+	ck_assert(world_run(&world, two_have_joined, NULL));
+	world_run_ms(&world, 500);
+	world.actor[2].frozen = false;
 	ck_assert(world_run(&world, push_ended, NULL));
 	for (uint32_t i = 0; i < 2; i++) {
 		const char *text = push_error(&world, i)->text;
