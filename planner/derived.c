@@ -16,6 +16,7 @@
 #define MADE_MAX    (1u << 20) /* things, at all layers of all entries */
 
 static const char *const made_marks[] = {"{L}", NULL};
+static const char *const from_marks[] = {"{L}", "{L-nl}", NULL};
 
 /* ---------------------------------------------------------------- reading */
 
@@ -40,7 +41,10 @@ static void check_from(struct param_parse *param, const struct derived_rule *rul
 	}
 	for (uint32_t l = 0; layered && found && l < rule->layer_count; l++)
 		found = rule->layers[l] >= 0 && parse->at_layer[rule->layers[l]];
-	if (!found)
+	if (!name_marks_fit(name, from_marks))
+		findings_add(&parse->found, "derived", param->name,
+			     "\"from\" names '%s', which is a param of each expert", name);
+	else if (!found)
 		findings_add(&parse->found, "derived", param->name,
 			     "\"from\" names '%s', and \"params\" has none such%s", name,
 			     rule->layers[0] < 0 ? "" : " at one of its layers");
@@ -160,6 +164,7 @@ static void parse_entry(struct parse *parse, const struct json *json, uint32_t i
 	struct derived_rule *rule = &manifest->derived[manifest->derived_count];
 	char room[32];
 	struct param_parse param = {.parse = parse, .name = room};
+	*rule = (struct derived_rule){0}; /* an entry with faults was read to here */
 	snprintf(room, sizeof(room), "derived[%" PRIu32 "]", index);
 	if (!parse_keys(parse, json, room, keys))
 		return;

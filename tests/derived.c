@@ -258,6 +258,9 @@ static const struct fault {
 	{"{\"post\":\"turn\",\"each\":{\"L\":\"moe\",\"E\":\"ep\"},\"mesh\":\"expert\","
 	 "\"from\":[\"b.{L}.e.{e}\"],\"makes\":[" ONE("a{L}") "]}",
 	 "experts", "derived[0]", "leave each.E away"},
+	{"{\"post\":\"turn\",\"each\":{\"L\":\"moe\"},\"mesh\":\"expert\",\"from\":[\"b.{L}.e.{e}\"],"
+	 "\"makes\":[" ONE("a{L}") "]}",
+	 "derived", "derived[0]", "which is a param of each expert"},
 	{MADE("{\"dtype\":\"f32\",\"shape\":[3]}"), "key", "derived[0]", "\"p\", a name"},
 	{MADE(ONE("t")), "name", "t", "{L} in its name and each.L go together"},
 	{MADE(ONE("t{L}{E}")), "name", "t{L}{E}", "no other mark"},
@@ -297,6 +300,33 @@ START_TEST(what_can_t_be_derived_is_a_finding)
 	mem_free(text);
 	arena_release(&arena);
 	ck_assert_uint_eq(mem_live_count(), 0);
+}
+END_TEST
+
+#define EMB "\"emb\",\"emb\",\"emb\","
+
+/* What an entry with faults had read isn't the next one's. */
+START_TEST(faults_in_all_entries_are_findings)
+{
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	struct manifest *manifest;
+	struct ws_error err = {0};
+	struct writer part = WRITER_INIT(1u << 20);
+
+	for (int i = 0; i < 256; i++)
+		write_format(
+			&part,
+			"%s{\"post\":\"turn\",\"mesh\":\"dense\",\"from\":[" EMB EMB EMB EMB EMB
+			"\"emb\"]}",
+			i == 0 ? "\"world\":8,\"derived\":[" : ",");
+	write_bytes(&part, "]", 2);
+	char *text = changed("\"world\":8", (const char *)part.bytes);
+	ck_fails(manifest_parse(&manifest, text, strlen(text), &findings, &err), -EINVAL, err);
+	ck_assert_uint_eq(findings.count, 256);
+	mem_free(text);
+	writer_release(&part);
+	arena_release(&arena);
 }
 END_TEST
 
@@ -390,6 +420,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, layouts_of_mla_derive_what_their_engines_absorb, 0,
 			    (int)ARRAY_SIZE(mlas));
 	tcase_add_test(tc, layouts_that_derive_nothing_say_so);
+	tcase_add_test(tc, faults_in_all_entries_are_findings);
 	tcase_add_loop_test(tc, what_can_t_be_derived_is_a_finding, 0, (int)ARRAY_SIZE(faults));
 	tcase_add_test(tc, a_symbol_that_doesn_t_divide_is_a_finding);
 	tcase_add_test(tc, a_trainer_derives_nothing);
