@@ -194,7 +194,7 @@ static int weight_make(struct update_rank *rank, const struct held_list *list,
 
 	int rc = source == NULL ? err->code
 				: scales_find(rank, param, piece, &scales, &scale_piece, err);
-	if (rc != 0)
+	if (rc != 0 || scale_piece == NULL)
 		return rc;
 	const struct tensor_rule *scale_rule = manifest_tensor(manifest, scale_piece->tensor);
 	if (scheme->kind == SCHEME_TENSOR || rule->dim_count != 2 || scale_rule->dim_count != 2 ||

@@ -70,7 +70,7 @@ peer_dies() {
 	timeout 120 "$ws" push --hub "$(cat "$work/hub")" --key "$work/key" --trainer "$work/T.json" --checkpoint "$checkpoint" \
 		--rank 0 --world 1 --memory "$1" --updates $endless --keep-going --json >"$work/out" 2>"$work/push" &
 	pushing=$!
-	wait_for_versions 20 && kill -9 $dying && wait_for_versions 40
+	wait_for_versions 20 && kill -9 "$dying" && wait_for_versions 40
 	said=$?
 	# shellcheck disable=SC2086
 	kill $pushing $started 2>/dev/null
