@@ -73,8 +73,8 @@ int bench_plan(const struct bench_options *options, struct ws_error *err);
 
 /*
  * Converting on one core, by every level that it has: the maxima of BF16 weights, their codes, both
- * (in two passes over all, and stripe by stripe), a cast from F32 and the way back, against memcpy
- * of as many bytes as the weights have in BF16.  In turns.
+ * (in two passes over all, and of whole blocks at once), a cast from F32 and the way back, against
+ * memcpy of as many bytes as the weights have in BF16.  In turns.
  */
 int bench_convert(const struct bench_options *options, struct ws_error *err);
 

@@ -4,7 +4,7 @@
  * is live, beside what a job does without weightsync: NCCL's broadcast, tensor by tensor into the
  * engine's stacked tensors, or in buckets that are packed and unpacked; and beside one copy of as
  * many bytes, which is all that NVLink can do.  In turns; each update's bytes are compared where
- * they lie, unless a scheme quantizes: those of FP8 aren't.
+ * they lie, codes and scales with what two passes over whole tensors give.
  */
 #include <errno.h>
 #include <inttypes.h>
