@@ -58,10 +58,12 @@ void stage_gpu_close(struct stage *stage)
 	struct stage_gpu *gpu = stage->gpu;
 	if (gpu == NULL)
 		return;
+	int before = cuda_current(); /* of whoever closes the side */
 	for (uint32_t i = 0; i < FLIGHTS; i++)
 		device_batch_close(gpu->flights[i].batch);
 	if (!gpu->borrowed)
 		cuda_stream_close(gpu->stream);
+	cuda_leave(before);
 	mem_free(gpu);
 	stage->gpu = NULL;
 }
