@@ -444,6 +444,7 @@ void offload_put(struct engine *engine, const struct stage_request *request);
 void offload_skip(struct engine *engine, const struct engine_peer *peer);
 void offload_turn(struct engine *engine); /* what has been loaded */
 void offload_load(struct engine *engine); /* what is to be, after all was issued that can be */
+/* In an attempt: nobody waits for what one that was broken off has left under way. */
 bool offload_is_loading(const struct engine *engine);
 /* NULL: there is none. */
 const struct ring *offload_ring(const struct engine *engine);

@@ -387,5 +387,5 @@ void offload_load(struct engine *engine)
 
 bool offload_is_loading(const struct engine *engine)
 {
-	return engine->offload != NULL && engine->offload->count > 0;
+	return engine->imm.armed && engine->offload != NULL && engine->offload->count > 0;
 }
