@@ -285,16 +285,19 @@ static void offload_fail(struct engine *engine)
 						   .reason = offload->queue.error.text});
 }
 
-/* Whether the copy is done; the host's was done at once. */
+/* Whether the copy is done; the host's was done at once.  Only one that isn't can be late: nobody
+ * may have looked for long. */
 static bool load_is_done(struct engine *engine, const struct load *load)
 {
 	struct cuda_queue *queue = &engine->offload->queue;
 	if (engine->offload->memory.place == WS_HOST)
 		return true;
-	if (queue->error.code == 0 &&
-	    engine->now_ns - load->begun_ns > CUDA_STUCK_MS * UINT64_C(1000000))
+	if (queue->error.code != 0)
+		return false;
+	int passed = cuda_queue_passed(queue, load->mark);
+	if (passed == 0 && engine->now_ns - load->begun_ns > CUDA_STUCK_MS * UINT64_C(1000000))
 		cuda_stuck(queue->device, &queue->error);
-	return queue->error.code == 0 && cuda_queue_passed(queue, load->mark) == 1;
+	return passed == 1;
 }
 
 void offload_turn(struct engine *engine)
