@@ -121,8 +121,9 @@ static bool flight_end(struct stage *stage)
 	struct flight *flight = &gpu->flights[gpu->first];
 	if (gpu->count == 0)
 		return false;
-	bool under_way = flight_look(gpu, flight) == -EAGAIN;
+	/* The clock first: this process may be stopped in between, and the launch end meanwhile. */
 	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
+	bool under_way = flight_look(gpu, flight) == -EAGAIN;
 	if (under_way && ns < CUDA_STUCK_MS * UINT64_C(1000000))
 		return false;
 	gpu->stuck |= under_way;
