@@ -410,7 +410,7 @@ static int find_torn(const struct manifest *manifest, const struct rule *rule,
 		     struct ws_error *err)
 {
 	uint64_t last_key = 0;
-	for (uint32_t rank = 0; rank<manifest->world && * visits_left> 0; rank++) {
+	for (uint32_t rank = 0; *visits_left > 0 && rank < manifest->world; rank++) {
 		uint64_t key = rule_key(rule, rank);
 		struct arena arena = {0};
 		struct form form = {0};

@@ -96,8 +96,8 @@ static int made_open(struct ws_rollout *rollout, struct ws_error *err)
 			own->made[i] = own->memories[steps->made[i].param];
 		own->made_now[i] = own->made[i];
 		bytes += align_up(own->made[i].bytes, ARENA_ALIGN);
-		if (own->made[i].place != rollout->place.place ||
-		    own->made[i].device != rollout->place.device)
+		if (own->made[i].bytes > 0 && (own->made[i].place != rollout->place.place ||
+					       own->made[i].device != rollout->place.device))
 			return ws_fail(
 				err, -ENOTSUP,
 				"'%s' doesn't lie where the params of %s do, which it is made "

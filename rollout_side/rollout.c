@@ -110,10 +110,11 @@ void ws_rollout_close(struct ws_rollout *rollout)
 	} else if (rollout->describing) {
 		rollout_wire_close(rollout, clock_ns());
 	}
-	(void)posts_close(rollout);
 	member_close(rollout->member);
 	engine_close(rollout->engine);
 	rollout_wire_release(rollout);
+	/* Left by now, if a step hangs, and nothing is registered that its thread may free. */
+	(void)posts_close(rollout);
 	landing_close(rollout);
 	plan_source_release(&rollout->source);
 	description_release(&rollout->own);
