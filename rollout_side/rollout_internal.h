@@ -315,7 +315,7 @@ bool posts_idle(const struct ws_rollout *rollout);
 bool posts_done(const struct ws_rollout *rollout);
 /* Once per attempt: -errno and a sentence for a call that failed, or that isn't back in time. */
 int posts_look(struct ws_rollout *rollout, struct ws_error *why);
-/* "runs post step 'x' of 'param' (3.2 s so far)"; false if none runs. */
+/* "runs post step 'x' of 'param'"; false if none runs. */
 bool posts_waits(const struct ws_rollout *rollout, char *text_out, size_t bytes);
 void posts_report(const struct ws_rollout *rollout, struct ws_rollout_report *report);
 
