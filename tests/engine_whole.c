@@ -26,7 +26,6 @@
 #define CUT	 ((uint64_t)2 * BLOCK * COLUMNS) /* two rows of blocks */
 #define PACKED	 ((uint64_t)2 * BLOCK * COLUMNS + 4 * GRID_C * sizeof(float))
 #define LANDS	 ((uint64_t)16384) /* a bucket at a receiver: codes, scales; or both packed */
-#define TURNS	 1000000
 
 _Static_assert(CUT % 16 == 0 && CUT < OP_BYTES && CODES > 2 * CUT, "ops of whole blocks");
 _Static_assert(CODES + SCALES <= LANDS && PACKED <= OP_BYTES, "room for a bucket");
@@ -307,12 +306,9 @@ static void world_update(struct world *world, uint64_t attempt)
 	world_arm(world, attempt);
 	for (int p = 0; p < PEERS; p++)
 		engine_peer_ready(world->engine, world->to[p]);
-	for (int turn = 0; turn < TURNS && world->sends_done == 0; turn++)
-		world_step(world);
+	ck_until(world->sends_done > 0, world_step(world));
 	for (int p = 0; p < PEERS; p++) {
-		for (int turn = 0; turn < TURNS && !is_landed(&world->receivers[p]); turn++)
-			world_step(world);
-		ck_assert(is_landed(&world->receivers[p]));
+		ck_until(is_landed(&world->receivers[p]), world_step(world));
 		receiver_verify(world, &world->receivers[p]);
 	}
 	world_end(world);
@@ -337,13 +333,11 @@ START_TEST(a_peer_that_is_late_or_dropped_holds_up_no_other)
 
 	world_arm(world, attempt);
 	engine_peer_ready(world->engine, world->to[0]);
-	for (int turn = 0; turn < TURNS && !is_landed(first); turn++)
-		world_step(world);
-	ck_assert(is_landed(first) && second->received == 0);
+	ck_until(is_landed(first), world_step(world));
+	ck_assert_uint_eq(second->received, 0);
 	receiver_verify(world, first);
 	engine_peer_ready(world->engine, world->to[1]);
-	for (int turn = 0; turn < TURNS && !is_landed(second); turn++)
-		world_step(world);
+	ck_until(is_landed(second), world_step(world));
 	receiver_verify(world, second);
 	world_end(world);
 
@@ -353,9 +347,7 @@ START_TEST(a_peer_that_is_late_or_dropped_holds_up_no_other)
 	for (int step = 0; step < 7 * _i; step++)
 		world_step(world);
 	engine_peer_drop(world->engine, world->to[0]);
-	for (int turn = 0; turn < TURNS && !is_landed(second); turn++)
-		world_step(world);
-	ck_assert(is_landed(second));
+	ck_until(is_landed(second), world_step(world));
 	receiver_verify(world, second);
 	world_end(world);
 	world_close(world);
