@@ -398,13 +398,23 @@ int memories_add(struct engine *engine, const struct ws_memory *memories, uint32
 	return rc;
 }
 
+/* Those that nobody has page-locked: of neighbours one may be, and the other not. */
+static void unpinned_keep(struct sorted *list, uint32_t *used)
+{
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < *used; i++)
+		if (list[i].memory->place == WS_HOST &&
+		    cuda_range_of(list[i].memory->base).kind == CUDA_UNKNOWN)
+			list[kept++] = list[i];
+	*used = kept;
+}
+
 static int region_pin(const struct ws_memory *region, struct pins *pins, struct ws_error *err)
 {
 	uintptr_t mask = PAGE_BYTES - 1, from = (uintptr_t)region->base & ~mask;
 	size_t bytes = (((uintptr_t)region->base + region->bytes + mask) & ~mask) - from;
 
-	if (region->place != WS_HOST || cuda_range_of(region->base).kind != CUDA_UNKNOWN)
-		return 0;
 	int rc = cuda_pin((void *)from, bytes, err);
 	if (rc == 0)
 		pins->bases[pins->count++] = (void *)from;
@@ -424,6 +434,8 @@ int memories_pin(const struct ws_memory *memories, uint32_t count, int device, s
 		rc = ws_fail(err, -ENOMEM, "no memory for a list of %u params", count);
 	if (rc == 0)
 		rc = cuda_use(device, err);
+	if (rc == 0)
+		unpinned_keep(list, &used);
 	for (uint32_t first = 0; rc == 0 && first < used;) {
 		struct ws_memory region;
 		first = region_join(list, used, first, &region);
