@@ -429,7 +429,7 @@ int memories_pin(const struct ws_memory *memories, uint32_t count, int device, s
 	uint32_t used;
 	int rc = sorted_make(memories, count, &list, &used, err);
 
-	*pins = (struct pins){.bases = mem_alloc(count * sizeof(void *))};
+	*pins = (struct pins){.device = device, .bases = mem_alloc(count * sizeof(void *))};
 	if (rc == 0 && pins->bases == NULL)
 		rc = ws_fail(err, -ENOMEM, "no memory for a list of %u params", count);
 	if (rc == 0)
@@ -448,8 +448,13 @@ int memories_pin(const struct ws_memory *memories, uint32_t count, int device, s
 
 void memories_unpin(struct pins *pins)
 {
-	for (uint32_t i = 0; i < pins->count; i++)
-		cuda_unpin(pins->bases[i]);
+	if (pins->count > 0) {
+		int before = cuda_current();
+		(void)cuda_use(pins->device, NULL); /* another GPU would get a context */
+		for (uint32_t i = 0; i < pins->count; i++)
+			cuda_unpin(pins->bases[i]);
+		cuda_leave(before);
+	}
 	mem_free(pins->bases);
 	*pins = (struct pins){0};
 }

@@ -71,6 +71,7 @@ int memories_add(struct engine *engine, const struct ws_memory *memories, uint32
 /* The host's memory page-locked for a GPU: those that touch together, whole pages, and none that is
  * already. */
 struct pins {
+	int device;
 	void **bases; /* owned */
 	uint32_t count;
 };
