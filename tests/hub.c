@@ -330,6 +330,23 @@ START_TEST(a_hub_that_has_nothing_to_say_rests)
 }
 END_TEST
 
+/* It hears nothing more: not even that the hub has gone. */
+START_TEST(a_member_whose_run_is_over_rests)
+{
+	const struct timespec pause = {.tv_nsec = 50000000};
+	struct world world;
+	world_open(&world, 1, 1, 1, &(struct hub_options){.min_replicas = 1, .join_ms = 500});
+	actor_kill(&world.actor[1]);
+	ck_assert(world_run(&world, everybody_is_over, NULL));
+	world_hub_kill(&world);
+	nanosleep(&pause, NULL);
+	uint64_t until_ns = deadline_in_ms(100);
+	member_wait(world.actor[0].member, NULL, 0, until_ns);
+	ck_assert_uint_ge(clock_ns(), until_ns);
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(frames_of_nonsense_disturb_nobody)
 {
 	struct world world;
@@ -529,6 +546,7 @@ Suite *suite(void)
 	tcase_add_loop_test(refused, a_wrong_key_and_a_dead_hub_are_told_apart, 0, 2);
 	tcase_add_test(refused, who_is_missing_at_the_start_is_named);
 	tcase_add_loop_test(refused, a_hub_that_has_nothing_to_say_rests, 0, 2);
+	tcase_add_test(refused, a_member_whose_run_is_over_rests);
 	tcase_add_test(refused, frames_of_nonsense_disturb_nobody);
 	tcase_add_loop_test(ends, a_normal_end_is_told_from_a_hub_that_goes, 0, 4);
 	tcase_add_test(ends, a_plan_that_cannot_be_ends_the_run_for_all);

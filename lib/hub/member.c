@@ -312,7 +312,10 @@ void member_wait(struct member *member, const int *fds, int fd_count, uint64_t u
 	/* What was said since the last step mustn't wait for the next one. */
 	uint64_t now_ns = clock_ns();
 	member_send_due(member, now_ns);
-	uint64_t due_ns = member->is_over ? until_ns : MIN(until_ns, member_next_due(member));
+	/* Once the run is over the link isn't read any more, whatever lies there. */
+	if (member->is_over)
+		return link_wait(NULL, fds, fd_count, until_ns);
+	uint64_t due_ns = MIN(until_ns, member_next_due(member));
 	/* Silence is noticed by looking. */
 	link_wait(member->link, fds, fd_count, MIN(due_ns, now_ns + HUB_BEAT_MS * MS_NS));
 }

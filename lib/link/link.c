@@ -395,6 +395,14 @@ static int socket_fd(void *socket)
 	return socket != NULL && zmq_getsockopt(socket, ZMQ_FD, &fd, &room) == 0 ? fd : -1;
 }
 
+static bool link_is_ready(struct link *link)
+{
+	/* A client that knocks is no reason to wake the caller. */
+	zap_serve(link);
+	return link->lost || redial_due(link) || socket_is_ready(link->socket) ||
+	       socket_is_ready(link->monitor);
+}
+
 /* By poll, since zmq_poll counts in milliseconds. */
 void link_wait(struct link *link, const int *fds, int fd_count, uint64_t until_ns)
 {
@@ -404,18 +412,16 @@ void link_wait(struct link *link, const int *fds, int fd_count, uint64_t until_n
 
 	for (int i = 0; i < others; i++)
 		polled[count++] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-	/* One that there isn't has -1, which poll passes over. */
-	polled[count++] = (struct pollfd){.fd = socket_fd(link->zap), .events = POLLIN};
-	polled[count++] = (struct pollfd){.fd = socket_fd(link->socket), .events = POLLIN};
-	polled[count++] = (struct pollfd){.fd = socket_fd(link->monitor), .events = POLLIN};
+	if (link != NULL) { /* a socket that there isn't has -1, which poll passes over */
+		polled[count++] = (struct pollfd){.fd = socket_fd(link->zap), .events = POLLIN};
+		polled[count++] = (struct pollfd){.fd = socket_fd(link->socket), .events = POLLIN};
+		polled[count++] = (struct pollfd){.fd = socket_fd(link->monitor), .events = POLLIN};
+	}
 	while (!other) { /* ends at until_ns at the latest */
-		/* A client that knocks is no reason to wake the caller. */
-		zap_serve(link);
-		if (link->lost || redial_due(link) || socket_is_ready(link->socket) ||
-		    socket_is_ready(link->monitor))
+		if (link != NULL && link_is_ready(link))
 			return;
-		uint64_t now = clock_ns(),
-			 end = link->is_hub ? until_ns : MIN(until_ns, link->redial_ns),
+		bool dials = link != NULL && !link->is_hub;
+		uint64_t now = clock_ns(), end = dials ? MIN(until_ns, link->redial_ns) : until_ns,
 			 ns = end > now ? MIN(end - now, WAIT_NS_MAX) : 0;
 		const struct timespec timeout = {.tv_sec = (time_t)(ns / NS_PER_S),
 						 .tv_nsec = (long)(ns % NS_PER_S)};

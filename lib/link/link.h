@@ -75,7 +75,7 @@ int link_send(struct link *link, const struct frame *frame, struct ws_error *err
 enum link_event link_receive(struct link *link, struct frame *frame_out, struct ws_error *err);
 
 /* Waits until link_receive may yield something, one of LINK_FDS_MAX fds is readable, or until_ns.
- */
+ * link NULL: for the fds alone. */
 #define LINK_FDS_MAX 64
 void link_wait(struct link *link, const int *fds, int fd_count, uint64_t until_ns);
 
