@@ -381,12 +381,31 @@ START_TEST(what_a_lost_peer_would_have_read_leaves_the_ring)
 }
 END_TEST
 
+/* What lies between two sources is nobody's: perhaps not page-locked. */
+START_TEST(only_sources_that_touch_are_one_item)
+{
+	static const uint8_t memory[400];
+	struct ring ring = {.bytes = 4096};
+	struct ring_use uses[] = {{.from = memory + 201, .bytes = 100},
+				  {.from = memory, .bytes = 100},
+				  {.from = memory + 100, .bytes = 100}};
+	struct ws_error err;
+
+	ck_ok(ring_make(&ring, uses, ARRAY_SIZE(uses), &err), err);
+	ck_assert_uint_eq(ring.count, 2);
+	ck_assert_uint_eq(ring.items[ring.by_from[0]].bytes, 200);
+	ck_assert_ptr_eq(ring.items[ring.by_from[1]].from, memory + 201);
+	ring_release(&ring);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("a ring of sources");
 	TCase *tcase = tcase_create("books");
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(s, tcase);
+	tcase_add_test(tcase, only_sources_that_touch_are_one_item);
 	tcase_add_loop_test(tcase, everything_is_read_right_in_any_room, 0, 40);
 	tcase_add_loop_test(tcase, with_room_for_two_buckets_each_byte_is_loaded_once_and_leaves, 0,
 			    20);

@@ -8,7 +8,6 @@
 #include <stdlib.h>
 
 #define JOINED_BYTES_MAX (UINT64_C(8) << 20) /* a copy of so many bytes is as fast as any */
-#define GAP_BYTES_MAX	 4095u		     /* both ends of a gap below a page are mapped */
 #define PLACE_ALIGN	 256u
 #define ITEMS_MIN	 4u /* that fit: so one is loaded while others are read */
 
@@ -55,13 +54,15 @@ static int item_by_order(const void *a, const void *b)
 	return from < other ? -1 : from > other;
 }
 
+/* Not over a gap: it isn't page-locked where params were locked one by one, and CUDA refuses a copy
+ * of both kinds of memory. */
 static bool joins(const struct ring *ring, const struct ring_item *item, const struct ring_use *use)
 {
 	uint64_t offset = (uint64_t)(use->from - item->from), end = offset + use->bytes;
 
 	if (offset < item->bytes)
 		return true;
-	return offset - item->bytes <= GAP_BYTES_MAX && use->bucket == item->bucket &&
+	return offset == item->bytes && use->bucket == item->bucket &&
 	       use->local == (item->locals > 0) &&
 	       end <= MIN(JOINED_BYTES_MAX, ring_item_bytes_max(ring));
 }

@@ -59,8 +59,8 @@ struct ring {
 };
 
 /*
- * Makes the items of all uses (sorts them in place): what overlaps is one item, neighbours that one
- * bucket needs are joined while they are small.  Nothing is counted yet.  -ENOMEM.
+ * Makes the items of all uses (sorts them in place): what overlaps is one item, neighbours that
+ * touch and one bucket needs are joined while they are small.  Nothing is counted yet.  -ENOMEM.
  */
 int ring_make(struct ring *ring, struct ring_use *uses, uint32_t count, struct ws_error *err);
 void ring_release(struct ring *ring); /* keeps memory and bytes */
