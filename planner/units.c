@@ -194,6 +194,32 @@ const char *match_unit_name(const struct planning *planning, uint32_t unit, char
 	return out;
 }
 
+/* Notes that this tensor is the units that it names; none may be another one, too. */
+static int unit_tensors_put(const struct side_index *side, const struct family *family,
+			    uint32_t tensor, struct ws_error *err)
+{
+	const struct tensor_rule *rule = manifest_tensor(side->manifest, tensor);
+	const struct tensor_place *place = &side->tensors[tensor];
+	int32_t layer_lo, layer_hi, expert_lo, expert_hi;
+
+	place_range(place->layer, rule->layer_lo, rule->layer_hi, &layer_lo, &layer_hi);
+	place_range(place->expert, rule->expert_lo, rule->expert_hi, &expert_lo, &expert_hi);
+	for (int32_t layer = layer_lo; layer < layer_hi; layer++)
+		for (int32_t expert = expert_lo; expert < expert_hi; expert++) {
+			uint32_t *at = &side->unit_tensor[match_family_unit(family, layer, expert)];
+			if (*at != NONE)
+				return ws_fail(
+					err, -EINVAL,
+					"the %s's \"tensors\" has one twice, as '%s' and as "
+					"'%s'",
+					manifest_side(side->manifest) == SIDE_TRAINER ? "trainer"
+										      : "rollout",
+					manifest_tensor(side->manifest, *at)->name, rule->name);
+			*at = tensor;
+		}
+	return 0;
+}
+
 /* Which rule names each unit on this side. */
 static int unit_tensors_make(struct planning *planning, struct side_index *side,
 			     struct ws_error *err)
@@ -208,19 +234,10 @@ static int unit_tensors_make(struct planning *planning, struct side_index *side,
 		return plan_no_memory(err);
 	memset(side->unit_tensor, 0xff, planning->unit_count * sizeof(uint32_t));
 	memset(side->unit_pattern, 0xff, planning->unit_count * sizeof(uint32_t));
-	for (uint32_t i = 0; i < count; i++) {
-		const struct tensor_rule *rule = manifest_tensor(side->manifest, i);
-		const struct tensor_place *place = &side->tensors[i];
-		int32_t layer_lo, layer_hi, expert_lo, expert_hi;
-		place_range(place->layer, rule->layer_lo, rule->layer_hi, &layer_lo, &layer_hi);
-		place_range(place->expert, rule->expert_lo, rule->expert_hi, &expert_lo,
-			    &expert_hi);
-		for (int32_t layer = layer_lo; layer < layer_hi; layer++)
-			for (int32_t expert = expert_lo; expert < expert_hi; expert++)
-				side->unit_tensor[match_family_unit(&families[place->family], layer,
-								    expert)] = i;
-	}
-	return 0;
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && i < count; i++)
+		rc = unit_tensors_put(side, &families[side->tensors[i].family], i, err);
+	return rc;
 }
 
 int match_units(struct planning *planning, struct ws_error *err)

@@ -413,6 +413,24 @@ START_TEST(another_shape_and_another_model_are_refused)
 }
 END_TEST
 
+/* Else what follows from tensors' names (which weights are under one scale) is said twice, too. */
+START_TEST(a_tensor_that_is_listed_twice_is_refused)
+{
+	struct pair_world pair;
+	struct plan *plan;
+
+	pair_open(&pair,
+		  "{\"name\":\"x.{L}.w\",\"dtype\":\"bf16\",\"shape\":[4,4],\"layers\":[0,2]},"
+		  "{\"name\":\"x.1.w\",\"dtype\":\"bf16\",\"shape\":[4,4]}",
+		  1, PARAM("[\"t\",\"x.1.w\"]"), 1, PARAM("[\"t\",\"x.1.w\"]"));
+	ck_fails(plan_make(&plan, &pair.input, PLAN_ALL, &pair.findings, &pair.err), -EINVAL,
+		 pair.err);
+	ck_assert_str_eq(pair.err.text,
+			 "the trainer's \"tensors\" has one twice, as 'x.1.w' and as 'x.{L}.w'");
+	pair_close(&pair);
+}
+END_TEST
+
 START_TEST(a_ring_too_small_and_too_many_ops_are_refused)
 {
 	struct pair_world pair;
@@ -516,6 +534,7 @@ Suite *suite(void)
 		a_tensor_that_only_the_target_has_is_missing_and_the_other_way_round_is_fine);
 	tcase_add_test(refused, an_undeclared_cast_and_one_that_cannot_be_are_refused);
 	tcase_add_test(refused, another_shape_and_another_model_are_refused);
+	tcase_add_test(refused, a_tensor_that_is_listed_twice_is_refused);
 	tcase_add_test(refused, a_ring_too_small_and_too_many_ops_are_refused);
 	tcase_add_test(refused, a_wrong_roster_or_member_is_refused);
 	tcase_add_test(refused, rules_survive_the_wire_and_bad_ones_do_not);
