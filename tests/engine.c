@@ -100,7 +100,7 @@ START_TEST(who_is_ready_first_and_stands_still_holds_up_nobody)
 	wanted.receiver_count = 3;
 	wanted.nic_count = 1;
 	wanted.op_bytes = 4096;
-	wanted.staging_bytes = 1 << 20; /* has room for all */
+	wanted.staging_bytes = _i % 2 == 0 ? 1 << 20 : 3 * 4096; /* for all, or a block for each */
 	wanted.opened = make_mute;
 	struct world *world = world_open(&wanted);
 	struct side *sender = &world->senders[0];

@@ -222,6 +222,7 @@ struct engine_peer {
 	bool dropped;			    /* given up, and broken for that */
 	uint32_t send, op;		    /* next to issue */
 	uint32_t gathering;		    /* blocks with the stage thread */
+	uint32_t blocks;		    /* all that it holds, also of attempts before */
 	uint32_t staged_first, staged_last; /* blocks to post */
 	struct rail rails[NICS_MAX];
 };
@@ -367,6 +368,7 @@ bool post_has_room(const struct engine *engine); /* some NIC may take one more *
 struct block {
 	uint32_t next; /* in the free list, or in its peer's list to post */
 	uint32_t send, op;
+	struct engine_peer *peer; /* whose it is, until it is free */
 };
 
 struct send_state {
@@ -467,12 +469,13 @@ struct engine {
 	bool refused;	  /* in this step a NIC took nothing for some rail: ask again soon */
 	bool moved;	  /* the last step did something */
 	uint64_t moved_ns;
-	uint64_t now_ns;     /* of this step */
-	uint32_t idle_count; /* waits since anything moved */
-	uint32_t step;	     /* counts calls of engine_step, from 1 */
-	uint32_t rail_limit; /* ops in flight of one rail, for this step: a peer that stands
-			      * still must not take a NIC's whole depth */
-	uint32_t serial;     /* of attempts, mine: +1 at each arm and each end */
+	uint64_t now_ns;      /* of this step */
+	uint32_t idle_count;  /* waits since anything moved */
+	uint32_t step;	      /* counts calls of engine_step, from 1 */
+	uint32_t rail_limit;  /* ops in flight of one rail, for this step: a peer that stands
+			       * still must not take a NIC's whole depth, */
+	uint32_t block_limit; /* nor, with what it holds of blocks, all of staging */
+	uint32_t serial;      /* of attempts, mine: +1 at each arm and each end */
 
 	struct region **regions;  /* owned */
 	struct ws_memory own;	  /* owned; region 0 */

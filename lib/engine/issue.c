@@ -112,10 +112,13 @@ static bool issue_gather(struct engine *engine, struct engine_peer *peer)
 	uint32_t index;
 	if (send == NULL || send->local != NULL || stage_room(engine->stage) == 0)
 		return false;
-	if (engine->block_free == NONE || !offload_take_op(engine, peer->send, peer->op))
+	if (engine->block_free == NONE || peer->blocks >= engine->block_limit)
+		return false;
+	if (!offload_take_op(engine, peer->send, peer->op))
 		return false;
 	struct block *block = block_take(engine, &index);
-	*block = (struct block){.next = NONE, .send = peer->send, .op = peer->op};
+	*block = (struct block){.next = NONE, .send = peer->send, .op = peer->op, .peer = peer};
+	peer->blocks++;
 	peer->gathering++;
 	stage_put(engine->stage, &(struct stage_request){.kind = STAGE_GATHER,
 							 .serial = engine->serial,
@@ -144,7 +147,7 @@ static void active_tidy(struct engine *engine)
 	}
 }
 
-static void rail_limit_set(struct engine *engine)
+static void limits_set(struct engine *engine)
 {
 	const struct program *program = &engine->program;
 	uint32_t writing = 0, limit = 0;
@@ -154,6 +157,7 @@ static void rail_limit_set(struct engine *engine)
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		limit = MAX(limit, engine->nics[i].limit);
 	engine->rail_limit = MAX(2, limit / MAX(1, writing));
+	engine->block_limit = MAX(1, engine->block_count / MAX(1, writing));
 }
 
 static void issue_sends(struct engine *engine)
@@ -243,7 +247,7 @@ static void issue_digests(struct engine *engine)
 
 void program_issue(struct engine *engine)
 {
-	rail_limit_set(engine);
+	limits_set(engine);
 	post_flush(engine); /* a rail that still refuses is dealt nothing more */
 	offload_turn(engine);
 	locals_issue(engine);

@@ -9,6 +9,7 @@
 
 void program_block_free(struct engine *engine, uint32_t block)
 {
+	engine->blocks[block].peer->blocks--;
 	engine->blocks[block].next = engine->block_free;
 	engine->block_free = block;
 	engine->blocks_used--;
