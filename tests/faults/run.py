@@ -194,28 +194,28 @@ class Run:
         process = self.rollouts[at]
         for _ in range(10):
             writes = [push["phases"]["write"] for push in self.pushes() if push["ok"]]
-            since = process.mark()
-            line = process.says(r"version \d+ begins", self.push_s + 20, since)
+            since = {at: rollout.mark() for at, rollout in self.rollouts.items()}
+            line = process.says(r"version \d+ begins", self.push_s + 20, since[at])
             time.sleep(share * (min(writes[-3:]) if writes else 1))
             version = int(re.search(r"version (\d+) begins", line).group(1))
             if hold is not None:
                 hold.kill(signal.SIGSTOP)
-            if self.is_in_middle(hold, process, since, version):
+            if self.is_in_middle(hold, at, since, version):
                 return version
             if hold is not None:
                 hold.kill(signal.SIGCONT)
         raise Wrong("version %d, too, had landed before anybody could be hurt" % version)
 
-    def is_in_middle(self, hold, process, since, version):
-        """Of writing a version, or of receiving it; where the hub is held as far as a rollout has said."""
-        if hold in self.trainers:
-            state = ("trainer %d" % self.trainers.index(hold), "sending", version)
-            return state in [(m["name"], m["state"], m["version"]) for m in self.status()["members"]]
-        if hold is process:
-            process.heard_out()
+    def is_in_middle(self, hold, at, since, version):
+        """Of writing a version, or of receiving it.  What is under way without a trainer has a second to land; without
+        the hub all goes on."""
+        if hold is self.rollouts[at]:
+            hold.heard_out()
         elif hold is not None:
-            time.sleep(0.3)  # what is under way without it lands
-        return not process.lines("version %d has landed" % version, since=since)
+            time.sleep(1 if hold in self.trainers else 0.3)
+        landed = [to for to, rollout in self.rollouts.items()
+                  if rollout.lines("version %d has landed" % version, since=since[to])]
+        return not landed if hold in self.trainers else at not in landed
 
     def status(self):
         done = subprocess.run([self.inputs.weightsync, "status", "--hub", self.endpoint, "--key",
