@@ -103,4 +103,11 @@ def main(weightsync, folder):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit("usage: replay.py WEIGHTSYNC FOLDER")
+    try:
+        main(*sys.argv[1:])
+    except subprocess.CalledProcessError as failed:
+        sys.exit(failed.returncode)  # it has said why
+    except OSError as failed:
+        sys.exit("replay.py: %s" % failed)
