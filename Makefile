@@ -177,8 +177,8 @@ check-roce: all $(addprefix $(BUILD)/tests/,$(ROCE_TESTS)) ## real verbs: two vi
 	sh tests/roce.sh $(BUILD) '$(PATTERN)'
 
 check-gpu: all $(filter $(BUILD)/tests/gpu_%,$(TESTS)) ## on a machine with GPUs: their tests, compute-sanitizer, PyTorch's bits, updates
-	sh tests/gpu.sh $(BUILD)
-	sh tests/gpu_updates.sh $(BUILD)
+	sh tests/gpu.sh $(BUILD) '$(PATTERN)'
+	sh tests/gpu_updates.sh $(BUILD) '$(PATTERN)'
 
 demo: all ## installs what is missing, builds, and moves a checkpoint's weights between 7 processes
 	sh tests/demo.sh $(BUILD)/weightsync '$(CHECKPOINT)'

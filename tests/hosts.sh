@@ -3,7 +3,6 @@
 # Two hosts with two rails, played by network namespaces: what of a network is wrong before a run begins.
 # usage: hosts.sh [BUILD [PATTERN]]      PATTERN: only the scenarios whose name contains it
 . "$(dirname "$0")/lib.sh"
-pattern=${2:-}
 
 if [ -z "${WS_OWN_NET:-}" ]; then
 	if ! unshare -n -m mount -t sysfs sysfs /sys 2>/dev/null; then
@@ -77,7 +76,7 @@ job() {
 # scenario NAME: whether it is asked for; its name is in $name.
 scenario() {
 	name=$1 on_a= on_b=
-	case $name in *"$pattern"*) return 0 ;; *) return 1 ;; esac
+	wanted "$name"
 }
 
 # says RANK TEXT..

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the test scripts share.  A script is called as `sh tests/NAME.sh BUILD` and prints
-# "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests.
+# What the test scripts share.  A script is called as `sh tests/NAME.sh BUILD [PATTERN]` and prints
+# "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests; those that ask `wanted` do only the tests
+# whose name contains PATTERN.
 # shellcheck shell=sh
 export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
 build=$(cd "${1:-build}" && pwd)
@@ -9,10 +10,16 @@ tests=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 # An address of this machine that only this script uses, so that any port of it is free.
 own_address=127.$((64 + ($$ >> 16))).$(($$ >> 8 & 255)).$(($$ & 255))
+pattern=${2:-}
 failures=0
 
+# Ends what still runs, and what that has started: a job's `timeout` passes it on.
 end_test() {
-	jobs -p | while read -r pid; do kill -9 "$pid" 2>/dev/null; done
+	for job in $(cat "/proc/$$/task/$$/children"); do
+		below=$(cat "/proc/$job/task/$job/children")
+		# shellcheck disable=SC2086
+		kill -9 "$job" && kill $below
+	done 2>/dev/null
 	rm -rf "$work"
 }
 trap end_test EXIT
@@ -25,6 +32,16 @@ mpi() {
 	shift
 	# shellcheck disable=SC2086
 	timeout -k 5 "${MPI_SECONDS:-120}" mpirun $as_root --oversubscribe --bind-to none -n "$count" "$@"
+}
+
+# Whether a test is asked for; its time begins.
+wanted() {
+	start=$(date +%s)
+	case $1 in *"$pattern"*) return 0 ;; *) return 1 ;; esac
+}
+
+took() {
+	echo "$(($(date +%s) - start)) s"
 }
 
 passed() {

@@ -4,7 +4,6 @@
 # transport's tests, whole updates, what breaks, doctor and the bench run there.  No qemu: one skip.
 # usage: roce.sh [BUILD [PATTERN]]      PATTERN: only the tests whose name contains it
 . "$(dirname "$0")/lib.sh"
-pattern=${2:-}
 boot="sh $tests/vm/boot.sh"
 place=$(realpath "$tests/..")/build/vm/roce-$$
 asan=$(dirname "$build")/build-address,undefined
@@ -16,15 +15,6 @@ leave() {
 	end_test
 }
 trap leave EXIT
-
-now() {
-	date +%s
-}
-
-wanted() {
-	start=$(now)
-	case $1 in *"$pattern"*) return 0 ;; *) return 1 ;; esac
-}
 
 # A command on a host that ends with 0; its log stays in $work/HOST.log.  usage: on_host HOST NAME SECONDS COMMAND..
 on_host() {
@@ -45,7 +35,7 @@ program() {
 	on_host "$host" "$name" "$seconds" env "$@" "$path" || return 0
 	checks=$(sed -n 's/^100%: Checks: \([0-9]*\), Failures: 0, Errors: 0$/\1/p' "$work/$host.log")
 	if [ "${checks:-0}" -gt 0 ]; then
-		passed "$name: $checks checks ($(($(now) - start)) s)"
+		passed "$name: $checks checks ($(took))"
 	else
 		failed "$name" "no check ran" "$work/$host.log"
 	fi
@@ -72,7 +62,7 @@ bench() {
 	$boot on -t 200 b $bench --listen $address >"$work/b.log" 2>&1 &
 	$boot on b sh -c 'until ss -ltn | grep -q :7300; do sleep 0.1; done'
 	if $boot on -t 200 a $bench --what stream --op-bytes 1M --bytes 8M --peer $address >"$work/a.log" 2>&1; then
-		passed "$name ($(($(now) - start)) s)"
+		passed "$name ($(took))"
 		sed 's/^/    /' "$work/a.log"
 	elif grep -q "couldn't calibrate its clock" "$work/a.log"; then
 		echo "skip $name: $(tail -1 "$work/a.log")"
@@ -87,7 +77,7 @@ if [ "$(uname -m)" != x86_64 ] || ! command -v qemu-system-x86_64 >/dev/null; th
 	exit 0
 fi
 mkdir -p "$place"
-start=$(now)
+start=$(date +%s)
 if ! $boot up >"$work/log" 2>&1; then
 	if grep -q "kernel can't be had" "$work/log"; then
 		echo "skip EVERYTHING over real verbs (two hosts with Soft-RoCE): $(tail -1 "$work/log")"
@@ -96,7 +86,7 @@ if ! $boot up >"$work/log" 2>&1; then
 	failed "two hosts boot" "they don't" "$work/log" 40
 	exit 1
 fi
-passed "two hosts with two RoCE rails each boot ($(($(now) - start)) s)"
+passed "two hosts with two RoCE rails each boot ($(took))"
 transport_tests
 . "$tests/vm/doctor.sh"
 bench

@@ -1,6 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-# What scripts of whole updates share: manifests, a plan, and `run --verify` under mpirun.
+# What scripts of whole updates share: manifests, a plan, and `run --verify` under mpirun; and tests side by side.
 # shellcheck shell=sh
+running='' begun=0 ended=0
+
+# beside COMMAND TITLE ARGUMENTS..: a wanted test in a subshell with a work folder of its own; JOBS of them run
+# at once, and what they say comes in the order in which they began.
+beside() {
+	wanted "$2" || return 0
+	[ $((begun - ended)) -lt "${JOBS:-6}" ] || end_oldest
+	begun=$((begun + 1))
+	mkdir "$work/$begun"
+	(
+		work=$work/$begun failures=0
+		"$@"
+		exit "$failures"
+	) >"$work/$begun/all" 2>&1 &
+	running="$running$! "
+}
+
+end_oldest() {
+	ended=$((ended + 1))
+	wait "${running%% *}"
+	failures=$((failures + $?))
+	running=${running#* }
+	cat "$work/$ended/all"
+	rm -rf "${work:?}/$ended"
+}
+
+end_all() {
+	while [ "$ended" -lt "$begun" ]; do
+		end_oldest
+	done
+}
+
+# alone COMMAND TITLE ARGUMENTS..: a wanted test when all that ran beside each other have ended
+alone() {
+	wanted "$2" || return 0
+	end_all
+	"$@"
+}
 
 # manifests 'NAME' CHECKPOINT 'TRAINER OPTIONS' 'ROLLOUT OPTIONS': T.json and R.json
 manifests() {

@@ -37,7 +37,7 @@ if wanted "$name"; then
 		cat "$work/there" >>"$work/log"
 		failed "$name" "status $got" "$work/log" 60
 	elif diff -u "$tests/doctor/two_hosts.txt" "$work/two_hosts.txt" >"$work/log"; then
-		passed "$name ($(($(now) - start)) s)"
+		passed "$name ($(took))"
 	else
 		failed "$name" "differs" "$work/log" 60
 	fi
@@ -51,7 +51,7 @@ doctor_says() {
 	$boot on -t 60 b "$@" >"$work/log" 2>&1
 	got=$?
 	if [ "$got" = "$want" ] && tr -s ' \n' ' ' <"$work/log" | grep -q -e "$says"; then
-		passed "$name ($(($(now) - start)) s)"
+		passed "$name ($(took))"
 	else
 		failed "$name" "status $got, expected $want and '$says'" "$work/log" 40
 	fi
