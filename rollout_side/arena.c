@@ -12,7 +12,6 @@
 #include "rollout_side/rollout_internal.h"
 
 #define COPY_BATCH	64u
-#define COPY_OUT_MS	60000u		    /* on a GPU, until it is taken for stuck */
 #define WINDOW_ELEMENTS (UINT64_C(8) << 20) /* looked at at once for padding: 1 MiB of bits */
 
 /* ---------------------------------------------------------------- memory */
@@ -200,7 +199,7 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 {
 	struct cuda_queue *queue = &rollout->queue;
 	struct cuda_copy copies[COPY_BATCH];
-	uint64_t until = deadline_in_ms(COPY_OUT_MS), mark;
+	uint64_t until = clock_ns() + cuda_stuck_ns(), mark;
 	uint32_t count = 0;
 	int rc = 0, passed = 0, before = cuda_current();
 
@@ -220,9 +219,8 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 		return ws_fail(err, -EIO, "%s can't copy its new weights on GPU %d: %s",
 			       rollout->name, queue->device, queue->error.text);
 	if (passed == 0)
-		return ws_fail(err, -ETIMEDOUT,
-			       "%s's GPU %d hasn't copied the new weights in %u ms", rollout->name,
-			       queue->device, COPY_OUT_MS);
+		return ws_fail_in(err, cuda_stuck(queue->device, err), "%s's new weights",
+				  rollout->name);
 	return 0;
 }
 

@@ -121,8 +121,11 @@ static void gpu_drain(struct posts *posts, const struct call *last)
 
 	atomic_store(&posts->since_ns, start);
 	int rc = cuda_queue_mark(queue, &mark);
-	while (rc == 0 && (passed = cuda_queue_passed(queue, mark)) == 0)
+	while (rc == 0 && (passed = cuda_queue_passed(queue, mark)) == 0) {
+		if (cuda_is_given_up(queue->device)) /* by posts_stop */
+			rc = cuda_stuck(queue->device, &queue->error);
 		sleep_ns(GPU_POLL_NS);
+	}
 	if ((rc != 0 || passed < 0) && !atomic_load(&posts->failed))
 		call_failed(posts, last, -EIO, &queue->error);
 	atomic_fetch_add(&posts->busy_ns, clock_ns() - start);
@@ -353,6 +356,23 @@ static uint64_t close_until(const struct posts *posts)
 	return MAX(since + posts->ms * UINT64_C(1000000), now + CLOSE_MIN_NS);
 }
 
+void posts_stop(struct ws_rollout *rollout)
+{
+	struct posts *posts = rollout->posts;
+
+	if (posts == NULL)
+		return;
+	atomic_store(&posts->cancel, true);
+	atomic_store(&posts->stop, true);
+	fd_wake(posts->wake_fd);
+	for (uint64_t until_ns = close_until(posts);
+	     atomic_load(&posts->life) == LIFE_RUNS && clock_ns() < until_ns;)
+		sleep_ns(CLOSE_POLL_NS);
+	/* Freeing memory would wait for what a step has queued. */
+	if (posts->on_gpu && atomic_load(&posts->life) == LIFE_RUNS)
+		(void)cuda_stream_settle(posts->queue.stream, posts->queue.device, NULL);
+}
+
 bool posts_close(struct ws_rollout *rollout)
 {
 	struct posts *posts = rollout->posts;
@@ -360,13 +380,8 @@ bool posts_close(struct ws_rollout *rollout)
 
 	if (posts == NULL)
 		return true;
+	posts_stop(rollout);
 	rollout->posts = NULL;
-	atomic_store(&posts->cancel, true);
-	atomic_store(&posts->stop, true);
-	fd_wake(posts->wake_fd);
-	for (uint64_t until_ns = close_until(posts);
-	     atomic_load(&posts->life) == LIFE_RUNS && clock_ns() < until_ns;)
-		sleep_ns(CLOSE_POLL_NS);
 	posts->own = rollout->own;
 	posts->spare = rollout->spare;
 	posts->made_spare = rollout->made_spare;

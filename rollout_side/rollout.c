@@ -111,6 +111,7 @@ void ws_rollout_close(struct ws_rollout *rollout)
 		rollout_wire_close(rollout, clock_ns());
 	}
 	member_close(rollout->member);
+	posts_stop(rollout);
 	engine_close(rollout->engine);
 	rollout_wire_release(rollout);
 	/* Left by now, if a step hangs, and nothing is registered that its thread may free. */

@@ -301,7 +301,10 @@ bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t by
  * nothing where no step is called on this rank. */
 /* By the caller, before there is an I/O thread. */
 int posts_open(struct ws_rollout *rollout, struct ws_error *err);
-/* By the caller, after it has ended.  Waits for the call that runs; false: it isn't back after as
+/* By the caller, after it has ended: waits for the call that runs as long as it may take, and on a
+ * GPU for what it has queued (cuda_stream_settle).  No memory of the GPU is freed before. */
+void posts_stop(struct ws_rollout *rollout);
+/* The same, and frees all; false: it isn't back after as
  * long as it may take, so its thread now owns what it was given: description and spare memory. */
 bool posts_close(struct ws_rollout *rollout);
 /* What receives the calls wait for, in the wire's arena. */

@@ -256,6 +256,31 @@ START_TEST(the_first_so_many_allocations_are_found_by_their_addresses)
 }
 END_TEST
 
+/* Without a GPU: what closes behind one asks no more than this. */
+START_TEST(a_gpu_that_is_given_up_is_so_for_ever_and_no_other_is)
+{
+	struct ws_error err;
+
+	ck_assert_uint_eq(cuda_stuck_ns(), CUDA_STUCK_MS * UINT64_C(1000000));
+	ck_assert(!cuda_is_given_up(3) && !cuda_is_given_up(-1));
+	cuda_stuck_after(250);
+	ck_fails(cuda_stuck(3, &err), -ETIMEDOUT, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "GPU 3 hasn't done in 0.25 s"));
+	ck_assert(cuda_is_given_up(3) && cuda_is_given_up(-1));
+	ck_assert(!cuda_is_given_up(0) && !cuda_is_given_up(2));
+	cuda_stuck(0, NULL);
+	ck_assert(cuda_is_given_up(3) && cuda_is_given_up(0));
+	/* Nothing of it is asked for or freed any more, and nothing is said twice. */
+	struct ws_memory memory = {.place = WS_CUDA, .device = 3};
+	int rc = ws_memory_alloc(&memory, 4096, &err);
+	ck_assert_int_eq(rc, cuda_built_in() ? -ETIMEDOUT : -ENOTSUP);
+	memory = (struct ws_memory){.base = &memory, .place = WS_CUDA, .device = 3};
+	ws_memory_free(&memory);
+	ck_assert_ptr_null(memory.base);
+	cuda_share_close(&(struct cuda_share){0}, 3, &memory);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("mem");
@@ -275,6 +300,7 @@ Suite *suite(void)
 	tcase_add_test(tcase, host_memory_is_shared_with_a_child);
 	tcase_add_test(tcase, what_cannot_be_had_is_a_sentence);
 	tcase_add_test(tcase, the_first_so_many_allocations_are_found_by_their_addresses);
+	tcase_add_test(tcase, a_gpu_that_is_given_up_is_so_for_ever_and_no_other_is);
 	suite_add_tcase(all, tcase);
 	return all;
 }

@@ -426,7 +426,9 @@ void device_batch_close(struct device_batch *batch)
 {
 	if (batch == NULL)
 		return;
-	cuda_free(batch->device, batch->memory); /* waits for the kernels */
+	if (batch->done != NULL) /* the frees would wait for ever */
+		(void)cuda_event_settle(batch->done, batch->device, NULL);
+	cuda_free(batch->device, batch->memory);
 	cuda_pinned_free(batch->pinned);
 	cuda_event_close(batch->done);
 	mem_free(batch);

@@ -17,7 +17,7 @@ struct device_batch;
  */
 int device_batch_open(struct device_batch **batch_out, int device, uint32_t move_max,
 		      struct ws_error *err);
-/* Accepts NULL; waits for what was launched. */
+/* Accepts NULL; waits for what was launched, but not for a GPU that is stuck. */
 void device_batch_close(struct device_batch *batch);
 
 /*

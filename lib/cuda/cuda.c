@@ -6,12 +6,17 @@
 
 #include <errno.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #define PAGE_BYTES 4096
 #define SPIN_US	   100
+#define GPUS_MAX   64 /* bits of given_up */
+
+static _Atomic uint32_t stuck_ms = CUDA_STUCK_MS;
+static _Atomic uint64_t given_up;
 
 static void device_free(const struct ws_memory *memory)
 {
@@ -51,41 +56,80 @@ const char *cuda_kind_name(enum cuda_kind kind)
 	return "memory of an unknown kind";
 }
 
+uint64_t cuda_stuck_ns(void)
+{
+	return atomic_load_explicit(&stuck_ms, memory_order_relaxed) * UINT64_C(1000000);
+}
+
+void cuda_stuck_after(uint32_t ms)
+{
+	atomic_store(&stuck_ms, ms);
+}
+
 int cuda_stuck(int device, struct ws_error *err)
 {
+	atomic_fetch_or(&given_up, UINT64_C(1) << device % GPUS_MAX);
 	return ws_fail(
 		err, -ETIMEDOUT,
-		"GPU %d hasn't done in %u s what it was given: its context is stuck, or others "
-		"keep it busy; start this process again",
-		device, CUDA_STUCK_MS / 1000);
+		"GPU %d hasn't done in %g s what it was given: its context is stuck, or others "
+		"keep it busy; it is given up, with the memory that it has: start this process "
+		"again",
+		device, (double)cuda_stuck_ns() / 1e9);
+}
+
+bool cuda_is_given_up(int device)
+{
+	uint64_t all = atomic_load_explicit(&given_up, memory_order_relaxed);
+
+	return device < 0 ? all != 0 : (all >> device % GPUS_MAX & 1) != 0;
 }
 
 /* lib/base stands on the same floor, and so does its clock. */
-static uint64_t now_us(void)
+static uint64_t now_ns(void)
 {
 	struct timespec now;
 
 	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Sleeps between two looks only where it takes long. */
-int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err)
+/* Between two looks: sleeps only where it takes long. */
+static void pause_after(uint64_t ns)
 {
 	const struct timespec pause = {.tv_nsec = SPIN_US * 1000};
-	uint64_t begin = now_us(), us = 0;
-	int rc;
 
-	while ((rc = cuda_stream_done(stream, err)) == -EAGAIN) {
-		if (us >= CUDA_STUCK_MS * UINT64_C(1000))
+	if (ns < SPIN_US * 1000)
+		sched_yield();
+	else
+		nanosleep(&pause, NULL);
+}
+
+/* Of one or the other.  The clock is read before each look: this process may be stopped meanwhile.
+ */
+static int settle(struct CUstream_st *stream, struct CUevent_st *event, int device,
+		  struct ws_error *err)
+{
+	uint64_t begin = now_ns(), ns = 0;
+
+	for (;; pause_after(ns)) {
+		ns = now_ns() - begin;
+		int rc =
+			event != NULL ? cuda_event_done(event, err) : cuda_stream_done(stream, err);
+		if (rc != -EAGAIN)
+			return rc;
+		if (ns >= cuda_stuck_ns() || cuda_is_given_up(device))
 			return cuda_stuck(device, err);
-		if (us < SPIN_US)
-			sched_yield();
-		else
-			nanosleep(&pause, NULL);
-		us = now_us() - begin;
 	}
-	return rc;
+}
+
+int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err)
+{
+	return settle(stream, NULL, device, err);
+}
+
+int cuda_event_settle(struct CUevent_st *event, int device, struct ws_error *err)
+{
+	return settle(NULL, event, device, err);
 }
 
 /* On a stream of its own, which waits for nothing that the process computes.  from NULL: zeroes. */

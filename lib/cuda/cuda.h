@@ -7,6 +7,7 @@
  *   share.c     what an address is; memory for NICs and for other processes
  *   queue.c     a stream with marks; copy.cu: its copies, by the hundred in one kernel
  *   differ.cu   how many bytes differ, for `bench update`
+ *   spin.cu     a kernel that hangs, for tests
  *   absent.c    where the build found no nvcc, instead of runtime.c, share.c and the kernels
  *
  * There every function is -ENOTSUP and a sentence.  With CUDA built in, a machine without a GPU or
@@ -36,7 +37,8 @@ int cuda_device_count(struct ws_error *reason_out);
 /*
  * Every function below that takes a device makes it the calling thread's current one.  None is to
  * be called before fork() in a process whose child will use CUDA.  Errors: -ENOTSUP, -ENODEV,
- * -ENOMEM, -EIO (an error of an earlier kernel or copy shows up at any later call, and stays).
+ * -ENOMEM, -EIO (an error of an earlier kernel or copy shows up at any later call, and stays),
+ * -ETIMEDOUT for a GPU that was given up.
  */
 int cuda_use(int device, struct ws_error *err);
 /* The calling thread's; -1: none. */
@@ -46,7 +48,8 @@ int cuda_current(void);
 void cuda_leave(int before);
 
 /* Memory of a GPU (not zeroed), and page-locked memory of the host that every GPU can address.
- * Neither is for the data path; both frees accept NULL and wait for the device. */
+ * Neither is for the data path; both frees accept NULL and wait for the device, whatever is on it,
+ * unless it was given up: so what of ours may be under way is settled first. */
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err);
 void cuda_free(int device, void *base);
 /* Of a GPU's memory: what nobody has taken, of whatever process. */
@@ -64,11 +67,20 @@ int cuda_stream_wait(struct CUstream_st *stream, struct ws_error *err);
 /* 0: all that is on it is done; -EAGAIN: not yet.  Never blocks. */
 int cuda_stream_done(struct CUstream_st *stream, struct ws_error *err);
 
-/* What a GPU hasn't done by then it never will.  cuda.c: the sentence, -ETIMEDOUT; and a wait that
- * ends so. */
+/*
+ * cuda.c.  What a GPU hasn't done by then it never will: whoever has waited so long gives it up,
+ * for this process and for ever.  cuda_use refuses it from then on, and what would wait for it is
+ * let be: what this process has on it, and page-locked, stays taken until the process ends.
+ */
 #define CUDA_STUCK_MS 60000u
+uint64_t cuda_stuck_ns(void);
+void cuda_stuck_after(uint32_t ms); /* instead of CUDA_STUCK_MS: for tests */
+/* Gives it up: the sentence, -ETIMEDOUT. */
 int cuda_stuck(int device, struct ws_error *err);
+bool cuda_is_given_up(int device); /* -1: whether any is */
+/* Waits so long at most, and gives the GPU up then.  Before memory that work may use is freed. */
 int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err);
+int cuda_event_settle(struct CUevent_st *event, int device, struct ws_error *err);
 
 /* From and to any of the host's memory and the GPUs'.  Returns at once if the host's is pinned. */
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
@@ -117,7 +129,7 @@ enum cuda_kind {
 struct cuda_range {
 	enum cuda_kind kind;
 	int device;   /* -1: the host's */
-	void *base;   /* of the allocation; NULL: unknown */
+	void *base;   /* of the allocation, or of what was page-locked at once; NULL: unknown */
 	size_t bytes; /* of the allocation */
 };
 
@@ -206,6 +218,12 @@ int cuda_queue_passed(struct cuda_queue *queue, uint64_t mark);
  * once; for the thread's current GPU. */
 int differ_launch(const void *a, const void *b, uint64_t bytes, uint64_t *count,
 		  struct CUstream_st *stream, struct ws_error *err);
+
+/* spin.cu: hangs the stream until *go, which is page-locked, isn't 0; but so long at most.  Nothing
+ * that may wait for the GPU is to be called meanwhile: allocate, and launch every kernel once,
+ * before. */
+int spin_launch(const volatile uint32_t *go, uint32_t ms, struct CUstream_st *stream,
+		struct ws_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * host.c: ws_memory_alloc's host memory is a sealed memfd: nobody can make it shorter or longer,

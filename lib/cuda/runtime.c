@@ -52,6 +52,8 @@ int cuda_device_count(struct ws_error *reason_out)
 
 int cuda_use(int device, struct ws_error *err)
 {
+	if (cuda_is_given_up(device))
+		return cuda_stuck(device, err);
 	cudaError_t error = cudaSetDevice(device);
 
 	if (error == cudaSuccess)
@@ -113,9 +115,15 @@ int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err)
 	return cuda_fail(err, error, "get page-locked memory");
 }
 
+/* What isn't of one GPU, as far as one can tell, is let be when any is given up. */
+static bool may_wait(void)
+{
+	return !cuda_is_given_up(-1);
+}
+
 void cuda_pinned_free(void *base)
 {
-	if (base != NULL)
+	if (base != NULL && may_wait())
 		(void)cudaFreeHost(base);
 }
 
@@ -128,6 +136,8 @@ int cuda_pin(void *base, size_t bytes, struct ws_error *err)
 
 void cuda_unpin(void *base)
 {
+	if (!may_wait())
+		return;
 	(void)cudaHostUnregister(base);
 	(void)cudaGetLastError();
 }
@@ -145,7 +155,7 @@ int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_erro
 
 void cuda_stream_close(struct CUstream_st *stream)
 {
-	if (stream != NULL)
+	if (stream != NULL && may_wait())
 		(void)cudaStreamDestroy(stream);
 }
 
@@ -193,7 +203,7 @@ int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *
 
 void cuda_event_close(struct CUevent_st *event)
 {
-	if (event != NULL)
+	if (event != NULL && may_wait())
 		(void)cudaEventDestroy(event);
 }
 

@@ -51,9 +51,11 @@ void cuda_leave(int before)
 	(void)cudaGetLastError();
 }
 
-/* Makes a GPU the thread's current one until cuda_leave(before). */
+/* Makes a GPU the thread's current one until cuda_leave(before); not one that was given up. */
 static cudaError_t gpu_enter(int device, int *before_out)
 {
+	if (cuda_is_given_up(device))
+		return cudaErrorLaunchTimeout;
 	cudaError_t error = cudaGetDevice(before_out);
 
 	return error != cudaSuccess ? error : cudaSetDevice(device);
@@ -142,7 +144,7 @@ struct cuda_range cuda_range_of(const void *at)
 		return range;
 	case cudaMemoryTypeHost:
 		range.kind = CUDA_PINNED;
-		return range;
+		break;
 	case cudaMemoryTypeDevice:
 		range.kind = device_kind(at);
 		range.device = attributes.device;

@@ -59,6 +59,9 @@ void stage_gpu_close(struct stage *stage)
 	if (gpu == NULL)
 		return;
 	int before = cuda_current(); /* of whoever closes the side */
+	/* Also what others have put on the side's stream: freeing memory would wait for ever. */
+	if (gpu->stream != NULL)
+		(void)cuda_stream_settle(gpu->stream, stage->engine->staging.device, NULL);
 	for (uint32_t i = 0; i < FLIGHTS; i++)
 		device_batch_close(gpu->flights[i].batch);
 	if (!gpu->borrowed)
@@ -124,7 +127,7 @@ static bool flight_end(struct stage *stage)
 	/* The clock first: this process may be stopped in between, and the launch end meanwhile. */
 	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
 	bool under_way = flight_look(gpu, flight) == -EAGAIN;
-	if (under_way && ns < CUDA_STUCK_MS * UINT64_C(1000000))
+	if (under_way && ns < cuda_stuck_ns())
 		return false;
 	gpu->stuck |= under_way;
 	if (under_way && gpu->error.code == 0)

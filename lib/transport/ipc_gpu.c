@@ -53,10 +53,13 @@ void ipc_gpu_close(struct ipc *ipc)
 {
 	if (ipc->gpu == NULL)
 		return;
+	int device = ipc->gpu->queue.device;
 	cuda_queue_close(&ipc->gpu->queue);
 	for (uint32_t i = 0; i < ipc->peer_count; i++) {
 		struct peer *peer = ipc->peers[i];
-		if (peer->flights > 0)
+		/* One that is stuck may still write: its peer knows until this process has ended.
+		 */
+		if (peer->flights > 0 && !cuda_is_given_up(device))
 			atomic_store_explicit(&peer->out_tail->busy, RING_IDLE,
 					      memory_order_release);
 		peer->flights = 0;
@@ -79,11 +82,12 @@ bool ipc_gpu_is_stuck(struct ipc *ipc)
 {
 	const struct ipc_gpu *gpu = ipc->gpu;
 
-	if (gpu == NULL || gpu->count == 0 ||
-	    clock_ns() - gpu->moved_ns < CUDA_STUCK_MS * UINT64_C(1000000))
+	struct ws_error why;
+
+	if (gpu == NULL || gpu->count == 0 || clock_ns() - gpu->moved_ns < cuda_stuck_ns())
 		return false;
-	ipc_trouble(ipc, "GPU %d hasn't done in %u s what it was given", gpu->queue.device,
-		    CUDA_STUCK_MS / 1000);
+	cuda_stuck(gpu->queue.device, &why);
+	ipc_trouble(ipc, "%s", why.text);
 	return true;
 }
 
