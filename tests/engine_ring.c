@@ -399,6 +399,29 @@ START_TEST(only_sources_that_touch_are_one_item)
 }
 END_TEST
 
+/* A copy over the end of what was page-locked at once is refused by CUDA. */
+START_TEST(sources_of_two_allocations_are_two_items)
+{
+	static const uint8_t memory[400];
+	const void *first = memory, *second = memory + 200;
+	struct ring ring = {.bytes = 4096};
+	struct ring_use uses[] = {{.from = memory + 300, .bytes = 100, .allocation = second},
+				  {.from = memory, .bytes = 100, .allocation = first},
+				  {.from = memory + 200, .bytes = 100, .allocation = second},
+				  {.from = memory + 100, .bytes = 100, .allocation = first}};
+	struct ws_error err;
+
+	ck_ok(ring_make(&ring, uses, ARRAY_SIZE(uses), &err), err);
+	ck_assert_uint_eq(ring.count, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct ring_item *item = &ring.items[ring.by_from[i]];
+		ck_assert_ptr_eq(item->from, memory + (size_t)i * 200);
+		ck_assert_uint_eq(item->bytes, 200);
+	}
+	ring_release(&ring);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("a ring of sources");
@@ -406,6 +429,7 @@ Suite *suite(void)
 	tcase_set_timeout(tcase, 120);
 	suite_add_tcase(s, tcase);
 	tcase_add_test(tcase, only_sources_that_touch_are_one_item);
+	tcase_add_test(tcase, sources_of_two_allocations_are_two_items);
 	tcase_add_loop_test(tcase, everything_is_read_right_in_any_room, 0, 40);
 	tcase_add_loop_test(tcase, with_room_for_two_buckets_each_byte_is_loaded_once_and_leaves, 0,
 			    20);

@@ -148,6 +148,15 @@ static void skip(struct walk *walk, uint32_t item)
 
 /* ------------------------------------------------------------------------- program */
 
+/* Where CUDA doesn't know how far memory was page-locked at once, nothing is joined. */
+static const void *allocation_of(const struct engine *engine, const uint8_t *at)
+{
+	if (engine->offload->memory.place == WS_HOST)
+		return NULL;
+	const struct cuda_range range = cuda_range_of(at);
+	return range.base != NULL ? range.base : at;
+}
+
 /* Sources alone: what lies in the tables is where it is needed. */
 static void use_add(const struct engine *engine, const struct move *move, uint32_t bucket,
 		    bool local, struct ring_use *uses, uint32_t *count)
@@ -159,6 +168,7 @@ static void use_add(const struct engine *engine, const struct move *move, uint32
 		return;
 	use.bucket = bucket;
 	use.local = local;
+	use.allocation = allocation_of(engine, use.from);
 	uses[(*count)++] = use;
 }
 
@@ -295,7 +305,7 @@ static bool load_is_done(struct engine *engine, const struct load *load)
 	if (queue->error.code != 0)
 		return false;
 	int passed = cuda_queue_passed(queue, load->mark);
-	if (passed == 0 && engine->now_ns - load->begun_ns > CUDA_STUCK_MS * UINT64_C(1000000))
+	if (passed == 0 && engine->now_ns - load->begun_ns > cuda_stuck_ns())
 		cuda_stuck(queue->device, &queue->error);
 	return passed == 1;
 }

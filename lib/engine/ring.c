@@ -54,16 +54,16 @@ static int item_by_order(const void *a, const void *b)
 	return from < other ? -1 : from > other;
 }
 
-/* Not over a gap: it isn't page-locked where params were locked one by one, and CUDA refuses a copy
- * of both kinds of memory. */
+/* Not over a gap, which isn't page-locked where params were locked one by one, nor over the end of
+ * an allocation: CUDA refuses a copy of two of them, or of both kinds of memory. */
 static bool joins(const struct ring *ring, const struct ring_item *item, const struct ring_use *use)
 {
 	uint64_t offset = (uint64_t)(use->from - item->from), end = offset + use->bytes;
 
 	if (offset < item->bytes)
 		return true;
-	return offset == item->bytes && use->bucket == item->bucket &&
-	       use->local == (item->locals > 0) &&
+	return offset == item->bytes && use->allocation == item->allocation &&
+	       use->bucket == item->bucket && use->local == (item->locals > 0) &&
 	       end <= MIN(JOINED_BYTES_MAX, ring_item_bytes_max(ring));
 }
 
@@ -78,6 +78,7 @@ static void item_add(struct ring *ring, const struct ring_use *use)
 		return;
 	}
 	ring->items[ring->count++] = (struct ring_item){.from = use->from,
+							.allocation = use->allocation,
 							.bytes = use->bytes,
 							.bucket = use->bucket,
 							.locals = use->local};

@@ -25,7 +25,8 @@ enum ring_state {
 };
 
 struct ring_item {
-	const uint8_t *from; /* borrowed */
+	const uint8_t *from;	/* borrowed */
+	const void *allocation; /* as its first use's */
 	uint64_t bytes;
 	uint32_t bucket;	  /* the first that needs it */
 	uint32_t order;		  /* in it */
@@ -42,6 +43,7 @@ struct ring_use {
 	uint64_t bytes;
 	uint32_t bucket;
 	bool local;
+	const void *allocation; /* that it lies in: what is compared, never looked at */
 };
 
 struct ring {
@@ -60,7 +62,8 @@ struct ring {
 
 /*
  * Makes the items of all uses (sorts them in place): what overlaps is one item, neighbours that
- * touch and one bucket needs are joined while they are small.  Nothing is counted yet.  -ENOMEM.
+ * touch, in one allocation, and that one bucket needs are joined while they are small.  Nothing is
+ * counted yet.  -ENOMEM.
  */
 int ring_make(struct ring *ring, struct ring_use *uses, uint32_t count, struct ws_error *err);
 void ring_release(struct ring *ring); /* keeps memory and bytes */
