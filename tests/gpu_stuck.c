@@ -9,48 +9,32 @@
 #include "lib/base/base.h"
 #include "lib/convert/device.h"
 #include "lib/engine/engine.h"
-#include "tests/gpu.h"
+#include "tests/gpu_hang.h"
 
 #define STUCK_MS 500
-#define SPIN_MS	 60000 /* the kernel's own end, if nothing else helps */
-#define BOUND_MS 20000 /* between the two, far from either */
+#define BOUND_MS 20000 /* far from that, and from HANG_MS */
 
 static struct ws_error error;
+static uint64_t until_ns;
 
-/* A stream that can be hung. */
-struct hang {
-	struct CUstream_st *stream;
-	volatile uint32_t *go; /* page-locked */
-	uint64_t until_ns;
-};
-
-/* The kernel has run once: the first launch of one may wait for the GPU. */
-static void hang_open(struct hang *hang)
+static void hang_set(struct hang *hang)
 {
-	void *go;
-
-	ck_ok(cuda_stream_open(0, &hang->stream, &error), error);
-	ck_ok(cuda_pinned_alloc(sizeof(*hang->go), &go, &error), error);
-	hang->go = go;
-	*hang->go = 1;
-	ck_ok(spin_launch(hang->go, SPIN_MS, hang->stream, &error), error);
-	ck_ok(cuda_stream_settle(hang->stream, 0, &error), error);
-	*hang->go = 0;
+	hang_open(hang);
 	cuda_stuck_after(STUCK_MS);
 }
 
-static void hang_begin(struct hang *hang, struct CUstream_st *stream)
+static void hang_now(const struct hang *hang)
 {
-	ck_ok(spin_launch(hang->go, SPIN_MS, stream, &error), error);
-	hang->until_ns = deadline_in_ms(BOUND_MS);
+	hang_begin(hang, hang->stream);
+	until_ns = deadline_in_ms(BOUND_MS);
 }
 
 /* All is closed, and the kernel still runs. */
-static void hang_end(struct hang *hang)
+static void hang_end(const struct hang *hang)
 {
 	struct ws_memory memory = {.place = WS_CUDA};
 
-	ck_assert_msg(clock_ns() < hang->until_ns, "somebody has waited for the kernel");
+	ck_assert_msg(clock_ns() < until_ns, "somebody has waited for the kernel");
 	ck_assert_int_eq(cuda_stream_done(hang->stream, &error), -EAGAIN);
 	ck_assert(cuda_is_given_up(0));
 	ck_fails(ws_memory_alloc(&memory, 4096, &error), -ETIMEDOUT, error);
@@ -58,7 +42,7 @@ static void hang_end(struct hang *hang)
 	ck_assert_ptr_nonnull(strstr(error.text, "given up"));
 	*hang->go = 1; /* before the process ends, which might wait for it */
 	while (cuda_stream_done(hang->stream, &error) == -EAGAIN)
-		ck_assert(clock_ns() < hang->until_ns);
+		ck_assert(clock_ns() < until_ns);
 }
 
 START_TEST(a_settled_stream_is_waited_for_and_nothing_is_given_up)
@@ -67,7 +51,7 @@ START_TEST(a_settled_stream_is_waited_for_and_nothing_is_given_up)
 	struct cuda_queue queue;
 	struct hang hang;
 
-	hang_open(&hang);
+	hang_set(&hang);
 	ck_ok(ws_memory_alloc(&memory, 1 << 20, &error), error);
 	ck_ok(cuda_queue_open_on(&queue, 0, hang.stream, &error), error);
 	ck_ok(spin_launch(hang.go, STUCK_MS / 5, hang.stream, &error), error);
@@ -87,12 +71,12 @@ START_TEST(a_queue_is_closed_while_its_kernel_hangs)
 	struct hang hang;
 	uint64_t mark;
 
-	hang_open(&hang);
+	hang_set(&hang);
 	ck_ok(ws_memory_alloc(&memory, 1 << 20, &error), error);
 	ck_ok(cuda_queue_open_on(&queue, 0, _i == 0 ? NULL : hang.stream, &error), error);
-	hang_begin(&hang, hang.stream);
+	hang_now(&hang);
 	if (_i == 0) /* and on the queue's own */
-		ck_ok(spin_launch(hang.go, SPIN_MS, queue.stream, &error), error);
+		hang_begin(&hang, queue.stream);
 	ck_assert_int_eq(cuda_queue_mark(&queue, &mark), 0);
 	ck_assert_int_eq(cuda_queue_passed(&queue, mark), 0);
 	cuda_queue_close(&queue);
@@ -108,9 +92,9 @@ START_TEST(a_batch_is_closed_while_what_is_before_it_hangs)
 	struct device_batch *batch;
 	struct hang hang;
 
-	hang_open(&hang);
+	hang_set(&hang);
 	ck_ok(device_batch_open(&batch, 0, 16, &error), error);
-	hang_begin(&hang, hang.stream);
+	hang_now(&hang);
 	ck_ok(device_batch_launch(batch, hang.stream, &error), error);
 	ck_assert_int_eq(device_batch_done(batch, &error), -EAGAIN);
 	device_batch_close(batch);
@@ -127,7 +111,7 @@ START_TEST(an_engine_is_closed_while_its_stream_hangs)
 	struct hang hang;
 	uint32_t region;
 
-	hang_open(&hang);
+	hang_set(&hang);
 	const struct engine_options options = {.devices = &device,
 					       .device_count = 1,
 					       .op_bytes = 65536,
@@ -138,7 +122,7 @@ START_TEST(an_engine_is_closed_while_its_stream_hangs)
 	ck_ok(engine_open(&engine, &options, &error), error);
 	ck_ok(ws_memory_alloc(&memory, 1 << 20, &error), error);
 	ck_ok(engine_region_add(engine, &memory, &region, &error), error);
-	hang_begin(&hang, hang.stream);
+	hang_now(&hang);
 	engine_close(engine);
 	ws_memory_free(&memory);
 	hang_end(&hang);

@@ -12,9 +12,7 @@
 #include "tests/test.h"
 #include "tests/update_world.h"
 
-#define TAIL	  16
-#define TAIL_FILL 0x77
-#define TURN	  0x5a
+#define TURN 0x5a
 
 /* ---------------------------------------------------------------- the steps */
 
@@ -47,7 +45,7 @@ static void look_at_memory(struct engine_loop *loop, const struct ws_post *post)
 	for (uint32_t i = 0; i < post->made_count; i++)
 		for (uint32_t m = 0; m < loop->steps.made_count; m++)
 			if (strcmp(loop->steps.made[m].name, post->made[i].name) == 0 &&
-			    (post->made[i].memory.base == loop->made[m].base) != inplace)
+			    (post->made[i].memory.base == loop_made(loop, m)->base) != inplace)
 				loop_fault(loop, "'%s' is made in the wrong memory",
 					   post->made[i].name);
 	if (inplace && loop->begun == 0)
@@ -85,7 +83,9 @@ static int post_run(void *arg, const struct ws_post *post, struct ws_error *err)
 		rc = -ENODATA;
 	else if (act == POST_LINGER || act == POST_STUCK)
 		rc = linger(loop, post, act == POST_LINGER) ? -ECANCELED : 0;
-	if (rc == 0 && strcmp(post->step, "sums") == 0)
+	if (rc == 0 && loop->twins != NULL)
+		rc = loop_gpu_step(loop, post, act == POST_HANG, err);
+	else if (rc == 0 && strcmp(post->step, "sums") == 0)
 		sums_make(post);
 	else if (rc == 0)
 		swap_make(post);
@@ -125,7 +125,8 @@ void loop_posts_add(struct engine_loop *loop)
 	struct ws_error err = {0};
 
 	for (uint32_t m = 0; m < loop->steps.derived_count; m++)
-		ck_ok(ws_rollout_add(loop->rollout, loop->steps.made[m].name, &loop->made[m], &err),
+		ck_ok(ws_rollout_add(loop->rollout, loop->steps.made[m].name, loop_made(loop, m),
+				     &err),
 		      err);
 	if (loop->steps.call_count == 0)
 		return;
@@ -141,18 +142,29 @@ bool loop_is_staged(const struct engine_loop *loop, uint32_t param)
 	return false;
 }
 
+/* On a GPU a step copies. */
+static uint64_t sum_of(const struct engine_loop *loop, const uint8_t *bytes, uint64_t count)
+{
+	uint64_t first;
+
+	memcpy(&first, bytes, sizeof(first));
+	return loop->twins != NULL ? first : digest_bytes(bytes, count, 0);
+}
+
 static void call_check(struct engine_loop *loop, const struct step_call *call, uint64_t version)
 {
+	const uint8_t turn = loop->twins != NULL ? 0 : TURN;
+
 	for (uint32_t i = 0; i < call->from_count; i++) {
 		const struct param *param = &loop->params.params[call->from[i]];
 		const uint8_t *want = loop->expected + param->arena_offset;
 		bool derived = call->made_first < loop->steps.derived_count, right = true;
 		const void *made = loop->made[call->made_first + (derived ? 0 : i)].base;
 		if (derived)
-			right = ((const uint64_t *)made)[i] == digest_bytes(want, param->bytes, 0);
+			right = ((const uint64_t *)made)[i] == sum_of(loop, want, param->bytes);
 		for (uint64_t b = 0; !derived && right && b < param->bytes + TAIL; b++)
 			right = ((const uint8_t *)made)[b] ==
-				(b < param->bytes ? want[b] ^ TURN : TAIL_FILL);
+				(b < param->bytes ? want[b] ^ turn : TAIL_FILL);
 		if (!right)
 			loop_fault(loop, "version %llu: step '%s' has made something else of '%s'",
 				   (unsigned long long)version, call->step, param->name);

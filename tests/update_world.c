@@ -42,6 +42,8 @@ void loop_fault(struct engine_loop *loop, const char *format, ...)
 static void bytes_check(struct engine_loop *loop, uint64_t version)
 {
 	bytes_expect(loop, version);
+	if (loop->twins != NULL)
+		loop_gpu_read(loop);
 	for (uint32_t i = 0; i < loop->params.count; i++) {
 		const struct param *param = &loop->params.params[i];
 		const uint8_t *got = loop->where[i].base;
@@ -214,6 +216,7 @@ void loop_start(struct engine_loop *loop)
 		.nic_count = MAX(given->nic_count, 1u),
 		.buffers = given->inplace ? WS_INPLACE : WS_DOUBLE,
 		.post_ms = PHASES * given->post_ms,
+		.stream = given->stream,
 	};
 
 	if (given->rollout_fault_device != NULL && loop->replica == 0 && loop->rank == 0) {
@@ -236,6 +239,8 @@ void loop_start(struct engine_loop *loop)
 							    loop->params.params[i].arena_offset,
 						    .bytes = loop->params.params[i].bytes};
 	loop_posts_make(loop);
+	if (given->on_gpu)
+		loop_gpu_make(loop);
 	/* Padding must become zero, whatever was there. */
 	memset(loop->memory, 0xa5, loop->params.arena_bytes);
 	atomic_store(&loop->quit, false);
@@ -247,7 +252,7 @@ void loop_start(struct engine_loop *loop)
 	for (uint32_t i = 0; i < loop->params.count; i++) {
 		const struct param *param = &loop->params.params[i];
 		if (param->bytes > 0)
-			ck_ok(ws_rollout_add(loop->rollout, param->name, &loop->where[i], &err),
+			ck_ok(ws_rollout_add(loop->rollout, param->name, loop_param(loop, i), &err),
 			      err);
 	}
 	loop_posts_add(loop);
@@ -480,6 +485,7 @@ void world_close(struct world *world)
 		if (world->loop[i].fault[0] != 0)
 			snprintf(faults, sizeof(faults), "%s", world->loop[i].fault);
 		loop_remap_release(&world->loop[i]);
+		loop_gpu_release(&world->loop[i]);
 		arena_release(&world->loop[i].arena);
 		free(world->loop[i].memory);
 		free(world->loop[i].expected);

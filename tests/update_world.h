@@ -42,9 +42,16 @@ struct world_options {
 	uint32_t lost_ms, phase_ms;
 	const char *staged, *derived; /* text_post's, of the rollouts' manifest */
 	uint32_t post_ms;
+	bool on_gpu;  /* the rollouts' params, on GPU 0: no digests, no remaps; over ipc */
+	void *stream; /* the engines', there; NULL: none */
+	const volatile uint32_t *go; /* for POST_HANG: spin_launch's */
 };
 
 struct world;
+
+/* What "swap" puts behind its param. */
+#define TAIL	  16
+#define TAIL_FILL 0x77
 
 /* What the next call of a post step does. */
 enum post_act {
@@ -52,7 +59,8 @@ enum post_act {
 	POST_FAIL,
 	POST_MUTE,   /* fails without a sentence */
 	POST_LINGER, /* until it is released, or cancelled */
-	POST_STUCK   /* until it is released */
+	POST_STUCK,  /* until it is released */
+	POST_HANG    /* it comes back, but what it has queued on the GPU doesn't end before go */
 };
 
 /* One rollout rank with its engine loop.  Counters are the loop thread's until it has ended. */
@@ -78,8 +86,9 @@ struct engine_loop {
 	_Atomic uint64_t last_version;
 	_Atomic uint32_t fail_begin, fail_reload, put_off; /* how many times still */
 	struct rank_steps steps;
-	struct ws_memory *made; /* by made; in the arena */
-	_Atomic int post_act;	/* enum post_act */
+	struct ws_memory *made;	 /* by made; in the arena */
+	struct ws_memory *twins; /* on a GPU: where params, and then made, really are; owned */
+	_Atomic int post_act;	 /* enum post_act */
 	_Atomic bool post_release, post_cancelled;
 	_Atomic uint32_t post_calls, post_inside;
 	_Atomic uint64_t post_version; /* of the last call that is back */
@@ -164,6 +173,18 @@ void loop_posts_add(struct engine_loop *loop);	/* tells the side */
 bool loop_is_staged(const struct engine_loop *loop, uint32_t param);
 /* After bytes_expect: whether that is what was made. */
 void loop_posts_check(struct engine_loop *loop, uint64_t version);
+
+/* ---- update_gpu_world.c */
+/* From where and made: memory of the GPU for all of them.  After loop_posts_make. */
+void loop_gpu_make(struct engine_loop *loop);
+void loop_gpu_release(struct engine_loop *loop);
+void loop_gpu_read(struct engine_loop *loop); /* to where and made */
+/* Queues a step's work and doesn't wait: parts of its params are what is made. */
+int loop_gpu_step(struct engine_loop *loop, const struct ws_post *post, bool hangs,
+		  struct ws_error *err);
+/* What the engine's memory of a param, or behind them of what is made, is. */
+const struct ws_memory *loop_param(const struct engine_loop *loop, uint32_t param);
+const struct ws_memory *loop_made(const struct engine_loop *loop, uint32_t made);
 
 /* ---- between update_world.c and update_remap_world.c */
 void loop_fault(struct engine_loop *loop, const char *format, ...)
