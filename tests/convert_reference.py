@@ -9,6 +9,7 @@ import numpy
 
 FLOATS = {"f32": numpy.float32, "f16": numpy.float16, "bf16": ml_dtypes.bfloat16}
 CODES = {"f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2}
+numpy.seterr(all="ignore")
 MADE = 300  # tensors; behind them are those of a checkpoint
 Tensor = collections.namedtuple(
     "Tensor", "seed dtype rows columns block_rows block_columns code scale eps pow2 reciprocal")
@@ -91,14 +92,18 @@ def check(folder, tensor):
     return codes.size, int(numpy.isnan(x).sum())
 
 
-numpy.seterr(all="ignore")
-tensors = list(read_tensors(sys.argv[1]))
-counts = [check(sys.argv[1], tensor) for tensor in tensors]
-schemes = {tensor[6:] for tensor in tensors}
-elements, nans = map(sum, zip(*counts))
-if len(schemes) < 50 or nans == 0:
-    sys.exit(f"only {len(schemes)} schemes and {nans} NaNs were compared")
-trained = sum(count for tensor, (count, _) in zip(tensors, counts) if tensor.seed >= MADE)
-print(f"ok ml_dtypes {ml_dtypes.__version__}, numpy {numpy.__version__}: {len(tensors)} tensors in "
-      f"{len(schemes)} schemes, {elements} elements of which {nans} are NaN and {trained} trained weights, "
-      "alike bit by bit")
+def main(folder):
+    tensors = list(read_tensors(folder))
+    counts = [check(folder, tensor) for tensor in tensors]
+    schemes = {tensor[6:] for tensor in tensors}
+    elements, nans = map(sum, zip(*counts))
+    if len(schemes) < 50 or nans == 0:
+        sys.exit(f"only {len(schemes)} schemes and {nans} NaNs were compared")
+    trained = sum(count for tensor, (count, _) in zip(tensors, counts) if tensor.seed >= MADE)
+    print(f"ok ml_dtypes {ml_dtypes.__version__}, numpy {numpy.__version__}: {len(tensors)} tensors in "
+          f"{len(schemes)} schemes, {elements} elements of which {nans} are NaN and {trained} trained weights, "
+          "alike bit by bit")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

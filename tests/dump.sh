@@ -4,7 +4,7 @@
 # the command it runs on reload finds the version in its environment; status sees everybody.
 . "$(dirname "$0")/lib.sh"
 name="serve --dump is read back by the reference safetensors library"
-reference_python || {
+reference_python numpy safetensors || {
 	echo "skip $name: pip can't install it"
 	exit 0
 }

@@ -3,7 +3,7 @@
 # "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests; those that ask `wanted` do only the tests
 # whose name contains PATTERN.
 # shellcheck shell=sh
-export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1
+export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1 PYTHONDONTWRITEBYTECODE=1
 build=$(cd "${1:-build}" && pwd)
 ws=$build/weightsync
 tests=$(cd "$(dirname "$0")" && pwd)
@@ -55,7 +55,7 @@ failed() {
 	[ -z "${3:-}" ] || tail -n "${4:-12}" "$3" | sed 's/^/    /'
 }
 
-# A python with the reference safetensors library, made once; false where pip can't bring it.
+# A python with these packages, made once; false where pip can't bring them.
 reference_python() {
-	python=$tests/../$(cd "$tests/.." && sh tests/venv.sh numpy safetensors 2>"$work/pip.log")
+	python=$tests/../$(cd "$tests/.." && sh tests/venv.sh "$@" 2>"$work/pip.log")
 }

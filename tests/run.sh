@@ -136,7 +136,7 @@ scripts_and_sanitizer() {
 		run_quietly "roce build" sh tests/roce.sh build
 	) &
 	scripts build faults updates quantized doctor cli bad_manifests memory auto hosts bench dump page \
-		safetensors_reference convert_reference topology examples import
+		safetensors_reference convert_reference fused_reference topology examples import
 	while [ ! -f "$(log_of "compile asan").end" ]; do # ends by its limit
 		sleep 1
 	done

@@ -52,7 +52,7 @@ pair "megatron to vllm with redundant experts (qwen3 moe)" "$work/qwen3-30b-a3b"
 	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" &&
 	run_both "explicit rows of an unknown framework to vllm tp=2 (qwen3)" "$work/qwen3-32b" 1 --recv-staging-bytes 1M
 
-if reference_python; then
+if reference_python numpy safetensors; then
 	"$python" "$tests/make_checkpoint.py" "$work/tied"
 	pair "row-parallel tp=3 to tp=2, tied embeddings, padded vocabulary (reference safetensors)" "$work/tied" 1 \
 		"--layout megatron --mesh tp=3" "--layout vllm --mesh tp=2"
