@@ -39,8 +39,8 @@ for program in "$build"/tests/gpu_*; do
 	try "$(basename "$program")" timeout 600 "$program"
 done
 for tool in memcheck racecheck initcheck; do
-	for program in gpu_convert gpu_quantize; do
-		try "$tool $program" sanitize $tool $program
+	for program in convert quantize; do
+		try "$tool $program" sanitize $tool gpu_$program
 	done
 done
 try "against PyTorch" reference torch gpu_reference.py
