@@ -59,11 +59,13 @@ struct ws_memory {
  * Allocates zeroed memory that every transport can register: a shared memfd mapping for the
  * host (the first 256 keep a file descriptor each; later ones are slower to reach from other
  * processes of this host), cudaMalloc for a GPU.  place and device choose; bytes is rounded up to a
- * page.  -ENOTSUP where CUDA isn't built in, -ENOMEM.  Not for the data path.
+ * page.  -ENOTSUP where CUDA isn't built in, -ENOMEM; -ETIMEDOUT on a GPU that didn't do in a
+ * minute what this process gave it.  Not for the data path.
  */
 WS_API int ws_memory_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err);
 
-/* Frees what ws_memory_alloc made and zeroes *memory.  Harmless on zeroed memory. */
+/* Frees what ws_memory_alloc made, but not on such a GPU, and zeroes *memory.  Harmless on zeroed
+ * memory. */
 WS_API void ws_memory_free(struct ws_memory *memory);
 
 #ifdef __cplusplus

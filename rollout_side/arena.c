@@ -212,8 +212,11 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 	}
 	if (rc == 0)
 		rc = cuda_queue_mark(queue, &mark);
-	while (rc == 0 && passed == 0 && clock_ns() < until)
+	/* The clock first: this process may be stopped in between. */
+	for (bool late = false; rc == 0 && passed == 0 && !late;) {
+		late = clock_ns() >= until;
 		passed = cuda_queue_passed(queue, mark);
+	}
 	cuda_leave(before); /* this is the engine's own thread */
 	if (rc != 0 || passed < 0)
 		return ws_fail(err, -EIO, "%s can't copy its new weights on GPU %d: %s",

@@ -130,8 +130,9 @@ static bool flight_end(struct stage *stage)
 	if (under_way && ns < cuda_stuck_ns())
 		return false;
 	gpu->stuck |= under_way;
-	if (under_way && gpu->error.code == 0)
-		cuda_stuck(stage->engine->staging.device, &gpu->error);
+	if (under_way)
+		cuda_stuck(stage->engine->staging.device,
+			   gpu->error.code == 0 ? &gpu->error : NULL);
 	gpu->busy_ns += ns;
 	gpu->ended_ns = now;
 	device_batch_clear(flight->batch);

@@ -80,11 +80,13 @@ uint32_t ipc_gpu_flights(const struct ipc *ipc)
 
 bool ipc_gpu_is_stuck(struct ipc *ipc)
 {
-	const struct ipc_gpu *gpu = ipc->gpu;
-
+	struct ipc_gpu *gpu = ipc->gpu;
 	struct ws_error why;
 
-	if (gpu == NULL || gpu->count == 0 || clock_ns() - gpu->moved_ns < cuda_stuck_ns())
+	if (gpu == NULL || gpu->marked == 0 || clock_ns() - gpu->moved_ns < cuda_stuck_ns())
+		return false;
+	/* Nobody may have looked for long. */
+	if (cuda_queue_passed(&gpu->queue, gpu->flights[gpu->first].mark) != 0)
 		return false;
 	cuda_stuck(gpu->queue.device, &why);
 	ipc_trouble(ipc, "%s", why.text);
