@@ -368,9 +368,12 @@ void posts_stop(struct ws_rollout *rollout)
 	for (uint64_t until_ns = close_until(posts);
 	     atomic_load(&posts->life) == LIFE_RUNS && clock_ns() < until_ns;)
 		sleep_ns(CLOSE_POLL_NS);
-	/* Freeing memory would wait for what a step has queued. */
-	if (posts->on_gpu && atomic_load(&posts->life) == LIFE_RUNS)
-		(void)cuda_stream_settle(posts->queue.stream, posts->queue.device, NULL);
+	/* Freeing memory would wait for what a step has queued, on a stream of the engine's too. */
+	if (!posts->on_gpu || atomic_load(&posts->life) != LIFE_RUNS)
+		return;
+	int before = cuda_current();
+	(void)cuda_stream_settle(posts->queue.stream, posts->queue.device, NULL);
+	cuda_leave(before);
 }
 
 bool posts_close(struct ws_rollout *rollout)

@@ -426,7 +426,7 @@ void device_batch_close(struct device_batch *batch)
 {
 	if (batch == NULL)
 		return;
-	if (batch->done != NULL) /* the frees would wait for ever */
+	if (batch->done != NULL) /* on whosever stream: the frees would wait for ever */
 		(void)cuda_event_settle(batch->done, batch->device, NULL);
 	cuda_free(batch->device, batch->memory);
 	cuda_pinned_free(batch->pinned);

@@ -104,17 +104,14 @@ static void pause_after(uint64_t ns)
 		nanosleep(&pause, NULL);
 }
 
-/* Of one or the other.  The clock is read before each look: this process may be stopped meanwhile.
- */
-static int settle(struct CUstream_st *stream, struct CUevent_st *event, int device,
-		  struct ws_error *err)
+/* The clock is read before each look: this process may be stopped meanwhile. */
+int cuda_event_settle(struct CUevent_st *event, int device, struct ws_error *err)
 {
 	uint64_t begin = now_ns(), ns = 0;
 
 	for (;; pause_after(ns)) {
 		ns = now_ns() - begin;
-		int rc =
-			event != NULL ? cuda_event_done(event, err) : cuda_stream_done(stream, err);
+		int rc = cuda_event_done(event, err);
 		if (rc != -EAGAIN)
 			return rc;
 		if (ns >= cuda_stuck_ns() || cuda_is_given_up(device))
@@ -124,12 +121,15 @@ static int settle(struct CUstream_st *stream, struct CUevent_st *event, int devi
 
 int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err)
 {
-	return settle(stream, NULL, device, err);
-}
+	struct CUevent_st *event;
 
-int cuda_event_settle(struct CUevent_st *event, int device, struct ws_error *err)
-{
-	return settle(NULL, event, device, err);
+	int rc = cuda_event_open(device, &event, err);
+	if (rc == 0)
+		rc = cuda_event_record(event, stream, err);
+	if (rc == 0)
+		rc = cuda_event_settle(event, device, err);
+	cuda_event_close(event);
+	return rc;
 }
 
 /* On a stream of its own, which waits for nothing that the process computes.  from NULL: zeroes. */

@@ -48,8 +48,8 @@ int cuda_current(void);
 void cuda_leave(int before);
 
 /* Memory of a GPU (not zeroed), and page-locked memory of the host that every GPU can address.
- * Neither is for the data path; both frees accept NULL and wait for the device, whatever is on it,
- * unless it was given up: so what of ours may be under way is settled first. */
+ * Neither is for the data path.  Both frees accept NULL, and settle what is on weightsync's own
+ * streams; then CUDA waits for whatever else is on the device, unless it was given up. */
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err);
 void cuda_free(int device, void *base);
 /* Of a GPU's memory: what nobody has taken, of whatever process. */
@@ -78,7 +78,8 @@ void cuda_stuck_after(uint32_t ms); /* instead of CUDA_STUCK_MS: for tests */
 /* Gives it up: the sentence, -ETIMEDOUT. */
 int cuda_stuck(int device, struct ws_error *err);
 bool cuda_is_given_up(int device); /* -1: whether any is */
-/* Waits so long at most, and gives the GPU up then.  Before memory that work may use is freed. */
+/* Wait so long at most, and give the GPU up then: for an event, or for what is on a stream now,
+ * whatever is put there meanwhile. */
 int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *err);
 int cuda_event_settle(struct CUevent_st *event, int device, struct ws_error *err);
 

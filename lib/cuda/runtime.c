@@ -7,8 +7,19 @@
 #include "lib/cuda/cuda.h"
 
 #include <errno.h>
+#include <pthread.h>
 
 #include <cuda_runtime_api.h>
+
+#define STREAMS_MAX 256 /* those beyond aren't settled before memory is freed */
+
+struct own_stream {
+	struct CUstream_st *stream; /* NULL: the place is free */
+	int device;
+};
+
+static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct own_stream own_streams[STREAMS_MAX];
 
 bool cuda_built_in(void)
 {
@@ -73,6 +84,35 @@ int cuda_current(void)
 	return -1;
 }
 
+/* Gives a place that has `before` to `after`. */
+static void own_change(struct CUstream_st *before, struct CUstream_st *after, int device)
+{
+	pthread_mutex_lock(&own_lock);
+	for (int i = 0; i < STREAMS_MAX; i++) {
+		if (own_streams[i].stream != before)
+			continue;
+		own_streams[i] = (struct own_stream){.stream = after, .device = device};
+		break;
+	}
+	pthread_mutex_unlock(&own_lock);
+}
+
+/*
+ * Freeing waits for all that is on a GPU, without a deadline: first for what is on our own streams,
+ * with one.  device -1: on all GPUs.  False: one was given up, so nothing of it may be freed.
+ */
+static bool may_free(int device)
+{
+	pthread_mutex_lock(&own_lock);
+	for (int i = 0; i < STREAMS_MAX; i++) {
+		const struct own_stream *own = &own_streams[i];
+		if (own->stream != NULL && (device < 0 || device == own->device))
+			(void)cuda_stream_settle(own->stream, own->device, NULL);
+	}
+	pthread_mutex_unlock(&own_lock);
+	return !cuda_is_given_up(device);
+}
+
 int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
 {
 	*base_out = NULL;
@@ -90,7 +130,7 @@ int cuda_alloc(int device, size_t bytes, void **base_out, struct ws_error *err)
 
 void cuda_free(int device, void *base)
 {
-	if (base != NULL && cuda_use(device, NULL) == 0)
+	if (base != NULL && cuda_use(device, NULL) == 0 && may_free(device))
 		(void)cudaFree(base);
 }
 
@@ -115,16 +155,14 @@ int cuda_pinned_alloc(size_t bytes, void **base_out, struct ws_error *err)
 	return cuda_fail(err, error, "get page-locked memory");
 }
 
-/* What isn't of one GPU, as far as one can tell, is let be when any is given up. */
-static bool may_wait(void)
-{
-	return !cuda_is_given_up(-1);
-}
-
 void cuda_pinned_free(void *base)
 {
-	if (base != NULL && may_wait())
+	if (base == NULL)
+		return;
+	int before = cuda_current();
+	if (may_free(-1))
 		(void)cudaFreeHost(base);
+	cuda_leave(before);
 }
 
 int cuda_pin(void *base, size_t bytes, struct ws_error *err)
@@ -136,10 +174,11 @@ int cuda_pin(void *base, size_t bytes, struct ws_error *err)
 
 void cuda_unpin(void *base)
 {
-	if (!may_wait())
-		return;
-	(void)cudaHostUnregister(base);
-	(void)cudaGetLastError();
+	int before = cuda_current();
+
+	if (may_free(-1))
+		(void)cudaHostUnregister(base);
+	cuda_leave(before);
 }
 
 int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_error *err)
@@ -150,12 +189,18 @@ int cuda_stream_open(int device, struct CUstream_st **stream_out, struct ws_erro
 		return rc;
 	/* Not ordered with the default stream, on which the trainer may compute. */
 	cudaError_t error = cudaStreamCreateWithFlags(stream_out, cudaStreamNonBlocking);
-	return error == cudaSuccess ? 0 : cuda_fail(err, error, "open a stream");
+	if (error != cudaSuccess)
+		return cuda_fail(err, error, "open a stream");
+	own_change(NULL, *stream_out, device);
+	return 0;
 }
 
 void cuda_stream_close(struct CUstream_st *stream)
 {
-	if (stream != NULL && may_wait())
+	if (stream == NULL)
+		return;
+	own_change(stream, NULL, 0);
+	if (!cuda_is_given_up(-1))
 		(void)cudaStreamDestroy(stream);
 }
 
@@ -203,7 +248,7 @@ int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *
 
 void cuda_event_close(struct CUevent_st *event)
 {
-	if (event != NULL && may_wait())
+	if (event != NULL && !cuda_is_given_up(-1))
 		(void)cudaEventDestroy(event);
 }
 
