@@ -144,7 +144,8 @@ WS_API int ws_trainer_verified(const struct ws_trainer *trainer, uint64_t versio
 			       struct ws_error *err);
 
 /* NULL, half-open and started sides.  Leaves the run; rank 0 with the hub ends it for all.
- * Returns within 3 s. */
+ * Returns within 3 s; within a minute more where a GPU hangs, which is given up then: what
+ * weightsync has there stays taken until the process ends. */
 WS_API void ws_trainer_close(struct ws_trainer *trainer);
 
 /* How many params the manifest gives this rank, and the i-th: its name, dtype and bytes. */
