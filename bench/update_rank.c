@@ -178,12 +178,11 @@ static int bucket_copy(struct update_rank *rank, enum side side, uint32_t first,
 	for (uint32_t i = first; rc == 0 && i < end; i++) {
 		const struct run *run = &rank->runs[i];
 		uint8_t *packed = (uint8_t *)rank->bucket.base + at;
-		if (side == SIDE_TRAINER)
-			copies[count++] = (struct cuda_copy){
-				packed, (uint8_t *)rank->source.base + run->from, run->bytes};
-		else
-			copies[count++] = (struct cuda_copy){(uint8_t *)rank->target.base + run->to,
-							     packed, run->bytes};
+		uint8_t *place = side == SIDE_TRAINER ? (uint8_t *)rank->source.base + run->from
+						      : (uint8_t *)rank->target.base + run->to;
+		copies[count++] = (struct cuda_copy){.to = side == SIDE_TRAINER ? packed : place,
+						     .from = side == SIDE_TRAINER ? place : packed,
+						     .bytes = run->bytes};
 		at += align_up(run->bytes, 16);
 		if (count == ARRAY_SIZE(copies) || i + 1 == end) {
 			rc = cuda_queue_copy(&rank->queue, copies, count);

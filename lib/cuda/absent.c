@@ -162,6 +162,12 @@ struct cuda_range cuda_range_of(const void *at)
 	return (struct cuda_range){.device = -1};
 }
 
+uint64_t cuda_gpu_id(int device)
+{
+	(void)device;
+	return 0;
+}
+
 int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offset_out,
 		     struct ws_error *err)
 {

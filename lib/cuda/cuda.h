@@ -161,7 +161,11 @@ struct cuda_share {
 	uint8_t handle[64];
 	uint64_t offset; /* of the memory in the allocation that the handle names */
 	uint64_t bytes;	 /* of the memory */
+	uint64_t gpu;	 /* cuda_gpu_id of where it lies: processes number GPUs as they like */
 };
+
+/* By its place on PCI: the same in every process of the host.  0: unknown. */
+uint64_t cuda_gpu_id(int device);
 
 /* -ENOTSUP for memory that isn't CUDA_PLAIN, with what to do. */
 int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out,
@@ -192,9 +196,10 @@ struct cuda_queue {
 };
 
 struct cuda_copy {
-	void *to; /* the GPU's, or mapped by cuda_share_open; pinned host memory */
+	void *to; /* the GPU's, or mapped by cuda_share_open; page-locked host memory */
 	const void *from;
 	uint64_t bytes;
+	bool is_far; /* an end isn't in this GPU: a large one is left to a copy engine */
 };
 
 /* Open and close leave the caller's current GPU as it was; the others make it the queue's. */
@@ -207,7 +212,7 @@ void cuda_queue_close(struct cuda_queue *queue);
 
 /* All of them, in any order, by as few launches as it takes.  They don't overlap. */
 int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, uint32_t count);
-/* One, where an end is host memory: of pageable memory it waits until the source has been read. */
+/* One, where an end is any host memory: pageable memory is waited for. */
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);

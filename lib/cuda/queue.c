@@ -55,16 +55,41 @@ static int queue_launch(struct cuda_queue *queue, const struct copies *copies)
 	return copies_launch(copies, queue->device, queue->stream, &queue->error);
 }
 
-int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+static bool is_for_engine(const struct cuda_copy *copy)
+{
+	return copy->is_far && copy->bytes >= COPY_ENGINE_BYTES;
+}
+
+static int queue_engine(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+{
+	struct copies copies;
+	int rc = 0;
+
+	copies.count = 0;
+	for (uint32_t i = 0; rc == 0 && i < count; i++) {
+		if (!is_for_engine(&list[i]))
+			continue;
+		copies.list[copies.count++] = list[i];
+		if (copies.count < COPIES_MAX)
+			continue;
+		rc = copies_by_engine(&copies, queue->stream, &queue->error);
+		copies.count = 0;
+	}
+	if (rc == 0 && copies.count > 0)
+		rc = copies_by_engine(&copies, queue->stream, &queue->error);
+	return rc;
+}
+
+static int queue_kernel(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
 {
 	struct copies copies;
 	uint64_t chunks = 0;
-	int rc = queue_enter(queue);
+	int rc = 0;
 
 	copies.count = 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
 		uint64_t own = (list[i].bytes + COPY_CHUNK_BYTES - 1) / COPY_CHUNK_BYTES;
-		if (own == 0)
+		if (own == 0 || is_for_engine(&list[i]))
 			continue;
 		if (copies.count == COPIES_MAX || chunks + own > UINT32_MAX) {
 			rc = queue_launch(queue, &copies);
@@ -76,6 +101,15 @@ int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint
 		copies.list[copies.count++] = list[i];
 	}
 	return rc == 0 && copies.count > 0 ? queue_launch(queue, &copies) : rc;
+}
+
+int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+{
+	int rc = queue_enter(queue);
+
+	if (rc == 0)
+		rc = queue_engine(queue, list, count);
+	return rc == 0 ? queue_kernel(queue, list, count) : rc;
 }
 
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy)

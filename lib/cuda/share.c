@@ -245,7 +245,21 @@ int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out
 	memcpy(share_out->handle, &handle, sizeof(handle));
 	share_out->offset = (uint64_t)((uintptr_t)memory->base - (uintptr_t)range.base);
 	share_out->bytes = memory->bytes;
+	share_out->gpu = cuda_gpu_id(memory->device);
 	return 0;
+}
+
+uint64_t cuda_gpu_id(int device)
+{
+	int domain, bus, slot;
+
+	if (cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device) != cudaSuccess ||
+	    cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device) != cudaSuccess ||
+	    cudaDeviceGetAttribute(&slot, cudaDevAttrPciDeviceId, device) != cudaSuccess) {
+		(void)cudaGetLastError();
+		return 0;
+	}
+	return UINT64_C(1) << 63 | (uint64_t)domain << 32 | (uint64_t)bus << 16 | (uint64_t)slot;
 }
 
 static int open_code(cudaError_t error)

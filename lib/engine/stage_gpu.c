@@ -12,9 +12,10 @@
 #include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
-#define FLIGHTS	     4u	   /* launches under way, or being put together */
-#define MOVES_MAX    4096u /* of a launch */
-#define REQUESTS_MAX 64u   /* of a launch: the first shall not wait for too many others */
+#define FLIGHTS	      4u    /* launches under way, or being put together */
+#define MOVES_MAX     4096u /* of a launch */
+#define REQUESTS_MAX  64u   /* of a launch: the first shall not wait for too many others */
+#define GATHERS_LEAST 4u    /* of a launch: one alone keeps no GPU busy */
 
 struct flight {
 	struct device_batch *batch; /* owned */
@@ -235,11 +236,14 @@ bool stage_gpu_turn(struct stage *stage)
 	struct stage_gpu *gpu = stage->gpu;
 	uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
 	uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
-	uint32_t count = MIN(tail - head, REQUESTS_MAX);
-	for (uint32_t i = 0; i < count; i++) {
-		request_take(stage, &stage->requests[(head + i) % STAGE_ROOM],
-			     &stage->results[gpu->result_end % STAGE_ROOM]);
-		gpu->result_end++;
+	uint32_t most = MIN(tail - head, REQUESTS_MAX), count = 0, gathers = 0;
+	/* A quarter of staging at most: the next is gathered while the last is written. */
+	uint32_t gathers_most = MAX(stage->engine->block_count / FLIGHTS, GATHERS_LEAST);
+	while (count < most && gathers < gathers_most) {
+		const struct stage_request *request =
+			&stage->requests[(head + count++) % STAGE_ROOM];
+		gathers += request->kind == STAGE_GATHER;
+		request_take(stage, request, &stage->results[gpu->result_end++ % STAGE_ROOM]);
 	}
 	atomic_store_explicit(&stage->request_head.at, head + count, memory_order_release);
 	if (count > 0)

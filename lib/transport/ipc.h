@@ -98,6 +98,7 @@ struct view {
 	void *map;	 /* owned; NULL for a GPU's memory */
 	size_t map_bytes;
 	bool is_gpu;
+	bool is_far;	/* another GPU's than mine */
 	bool is_opened; /* memory is owned: opened by share */
 	int device;	/* that it was opened for */
 	struct cuda_share share;

@@ -114,17 +114,18 @@ void ipc_gpu_launch(struct ipc *ipc)
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
+	bool from_gpu = op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
 	const struct cuda_copy copy = {.to = view->memory + (op->remote - view->base),
 				       .from = op->local,
-				       .bytes = op->bytes};
-	bool inside = view->is_gpu && op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
+				       .bytes = op->bytes,
+				       .is_far = view->is_far || !from_gpu};
 
 	if (gpu->count == 0)
 		gpu->moved_ns = clock_ns();
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
-	if (inside)
+	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED))
 		gpu->copies[gpu->copy_count++] = copy;
 	else
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);

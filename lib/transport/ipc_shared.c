@@ -141,6 +141,7 @@ static int view_gpu(struct view *view, const struct region_copy *copy, pid_t pid
 	void *base;
 
 	view->is_gpu = true;
+	view->is_far = copy->share.gpu != cuda_gpu_id(device);
 	view->memory = (uint8_t *)(uintptr_t)copy->base;
 	*reason_out = "the peer's memory is a GPU's, and this process uses none";
 	if (device < 0)
