@@ -10,7 +10,7 @@
 
 #include "lib/convert/box.h"
 #include "lib/convert/task.h"
-#include "lib/cuda/cuda.h"
+#include "lib/cuda/copy.h"
 
 #define TASK_COUNT_MAX (1u << 31)	/* elements of a task, or words: all fits into 32 bits */
 #define TILE_COUNT_MAX ((1u << 31) - 1) /* of a batch: what a grid can have */
@@ -378,28 +378,40 @@ static struct task_list list_of(const struct table *table)
 	};
 }
 
-/* What was added since the last launch. */
-static int table_upload(struct table *table, struct CUstream_st *stream, struct ws_error *err)
+/* What was added since the last launch: there is room for all tables'. */
+static void table_upload(struct table *table, struct copies *copies)
 {
 	uint32_t from = table->uploaded, count = table->count - from;
 	if (count == 0)
-		return 0;
-	int rc = cuda_copy(&table->device_tasks[from], &table->tasks[from],
-			   count * sizeof(table->tasks[0]), stream, err);
-	if (rc == 0)
-		rc = cuda_copy(&table->device_first_tile[from], &table->first_tile[from],
-			       (count + 1) * sizeof(table->first_tile[0]), stream, err);
-	if (rc == 0)
-		table->uploaded = table->count;
-	return rc;
+		return;
+	(void)copies_add(copies, &(struct cuda_copy){.to = &table->device_tasks[from],
+						     .from = &table->tasks[from],
+						     .bytes = count * sizeof(table->tasks[0])});
+	(void)copies_add(copies,
+			 &(struct cuda_copy){.to = &table->device_first_tile[from],
+					     .from = &table->first_tile[from],
+					     .bytes = (count + 1) * sizeof(table->first_tile[0])});
+	table->uploaded = table->count;
+}
+
+/* By a kernel that reads the host's memory: a copy engine may be at work on large ones, and these
+ * would wait behind them. */
+static int tables_upload(struct device_batch *batch, struct CUstream_st *stream,
+			 struct ws_error *err)
+{
+	struct copies copies;
+	copies.count = 0;
+	for (uint32_t i = 0; i < TABLES; i++)
+		table_upload(&batch->tables[i], &copies);
+	return copies.count == 0 ? 0 : copies_launch(&copies, batch->device, stream, err);
 }
 
 int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
 			struct ws_error *err)
 {
 	int rc = cuda_use(batch->device, err);
-	for (uint32_t i = 0; rc == 0 && i < TABLES; i++)
-		rc = table_upload(&batch->tables[i], stream, err);
+	if (rc == 0)
+		rc = tables_upload(batch, stream, err);
 	for (uint32_t i = 0; rc == 0 && i < TABLES; i++) {
 		struct task_list list = list_of(&batch->tables[i]);
 		if (list.tile_count == 0)

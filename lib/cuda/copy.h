@@ -27,6 +27,19 @@ struct copies {
 extern "C" {
 #endif
 
+/* Behind those that are there.  False: no room. */
+static inline bool copies_add(struct copies *copies, const struct cuda_copy *copy)
+{
+	uint64_t chunks = copies->count > 0 ? copies->chunk_end[copies->count - 1] : 0;
+
+	chunks += (copy->bytes + COPY_CHUNK_BYTES - 1) / COPY_CHUNK_BYTES;
+	if (copies->count == COPIES_MAX || chunks > UINT32_MAX)
+		return false;
+	copies->chunk_end[copies->count] = (uint32_t)chunks;
+	copies->list[copies->count++] = *copy;
+	return true;
+}
+
 /* copy.cu: by a kernel, all multiprocessors of the GPU. */
 int copies_launch(const struct copies *copies, int device, struct CUstream_st *stream,
 		  struct ws_error *err);

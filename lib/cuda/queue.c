@@ -50,57 +50,39 @@ static int queue_enter(struct cuda_queue *queue)
 	return 0;
 }
 
-static int queue_launch(struct cuda_queue *queue, const struct copies *copies)
-{
-	return copies_launch(copies, queue->device, queue->stream, &queue->error);
-}
-
 static bool is_for_engine(const struct cuda_copy *copy)
 {
 	return copy->is_far && copy->bytes >= COPY_ENGINE_BYTES;
 }
 
-static int queue_engine(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+static int queue_launch(struct cuda_queue *queue, struct copies *copies, bool by_engine)
 {
-	struct copies copies;
 	int rc = 0;
 
-	copies.count = 0;
-	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		if (!is_for_engine(&list[i]))
-			continue;
-		copies.list[copies.count++] = list[i];
-		if (copies.count < COPIES_MAX)
-			continue;
-		rc = copies_by_engine(&copies, queue->stream, &queue->error);
-		copies.count = 0;
-	}
-	if (rc == 0 && copies.count > 0)
-		rc = copies_by_engine(&copies, queue->stream, &queue->error);
+	if (copies->count > 0 && by_engine)
+		rc = copies_by_engine(copies, queue->stream, &queue->error);
+	else if (copies->count > 0)
+		rc = copies_launch(copies, queue->device, queue->stream, &queue->error);
+	copies->count = 0;
 	return rc;
 }
 
-static int queue_kernel(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
+/* Those of the list that a copy engine takes, or those that the kernel does. */
+static int queue_part(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count,
+		      bool by_engine)
 {
 	struct copies copies;
-	uint64_t chunks = 0;
 	int rc = 0;
 
 	copies.count = 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		uint64_t own = (list[i].bytes + COPY_CHUNK_BYTES - 1) / COPY_CHUNK_BYTES;
-		if (own == 0 || is_for_engine(&list[i]))
+		if (list[i].bytes == 0 || is_for_engine(&list[i]) != by_engine ||
+		    copies_add(&copies, &list[i]))
 			continue;
-		if (copies.count == COPIES_MAX || chunks + own > UINT32_MAX) {
-			rc = queue_launch(queue, &copies);
-			copies.count = 0;
-			chunks = 0;
-		}
-		chunks += own;
-		copies.chunk_end[copies.count] = (uint32_t)chunks;
-		copies.list[copies.count++] = list[i];
+		rc = queue_launch(queue, &copies, by_engine);
+		(void)copies_add(&copies, &list[i]);
 	}
-	return rc == 0 && copies.count > 0 ? queue_launch(queue, &copies) : rc;
+	return rc == 0 ? queue_launch(queue, &copies, by_engine) : rc;
 }
 
 int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count)
@@ -108,8 +90,8 @@ int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint
 	int rc = queue_enter(queue);
 
 	if (rc == 0)
-		rc = queue_engine(queue, list, count);
-	return rc == 0 ? queue_kernel(queue, list, count) : rc;
+		rc = queue_part(queue, list, count, true);
+	return rc == 0 ? queue_part(queue, list, count, false) : rc;
 }
 
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy)

@@ -13,6 +13,7 @@
 #include "lib/engine/engine_internal.h"
 
 #define FLIGHTS	      4u    /* launches under way, or being put together */
+#define AHEAD	      2u    /* with so many under way, what comes is kept for one launch */
 #define MOVES_MAX     4096u /* of a launch */
 #define REQUESTS_MAX  64u   /* of a launch: the first shall not wait for too many others */
 #define GATHERS_LEAST 4u    /* of a launch: one alone keeps no GPU busy */
@@ -236,7 +237,8 @@ bool stage_gpu_turn(struct stage *stage)
 	struct stage_gpu *gpu = stage->gpu;
 	uint32_t head = atomic_load_explicit(&stage->request_head.at, memory_order_relaxed);
 	uint32_t tail = atomic_load_explicit(&stage->request_tail.at, memory_order_acquire);
-	uint32_t most = MIN(tail - head, REQUESTS_MAX), count = 0, gathers = 0;
+	uint32_t most = gpu->count < AHEAD ? MIN(tail - head, REQUESTS_MAX) : 0;
+	uint32_t count = 0, gathers = 0;
 	/* A quarter of staging at most: the next is gathered while the last is written. */
 	uint32_t gathers_most = MAX(stage->engine->block_count / FLIGHTS, GATHERS_LEAST);
 	while (count < most && gathers < gathers_most) {

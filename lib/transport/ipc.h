@@ -185,7 +185,8 @@ int ipc_gpu_device(const struct ipc *ipc); /* -1: none */
 uint32_t ipc_gpu_flights(const struct ipc *ipc);
 /* Nothing has ended for a minute: nic.trouble says so.  What is under way may never end. */
 bool ipc_gpu_is_stuck(struct ipc *ipc);
-/* Takes a write, which begins with the next ipc_gpu_launch: at the latest when its post ends. */
+/* Takes a write, which begins with this ipc_gpu_launch, or (while others are under way) with a
+ * later one, of a poll. */
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view);
 void ipc_gpu_launch(struct ipc *ipc);
 /* Hands over the immediates of what is done. */

@@ -9,7 +9,10 @@
 
 #include "lib/transport/ipc.h"
 
-#define LAUNCH_OPS 96u /* so many aren't kept until their post ends: one kernel takes no more */
+#define LAUNCH_OPS 96u /* of a launch */
+/* One is carried out, one stands behind it: what is posted meanwhile becomes one launch, since each
+ * costs a few microseconds in which nothing is copied. */
+#define LAUNCHES_AHEAD 2u
 
 struct flight {
 	struct peer *peer;
@@ -93,13 +96,9 @@ bool ipc_gpu_is_stuck(struct ipc *ipc)
 	return true;
 }
 
-void ipc_gpu_launch(struct ipc *ipc)
+static void launch(struct ipc_gpu *gpu)
 {
-	struct ipc_gpu *gpu = ipc->gpu;
 	uint64_t mark = 0;
-
-	if (gpu == NULL || gpu->marked == gpu->count)
-		return;
 	int rc = cuda_queue_copy(&gpu->queue, gpu->copies, gpu->copy_count);
 	gpu->copy_count = 0;
 	if (rc == 0)
@@ -109,6 +108,16 @@ void ipc_gpu_launch(struct ipc *ipc)
 		return;
 	for (; gpu->marked < gpu->count; gpu->marked++)
 		gpu->flights[(gpu->first + gpu->marked) % IPC_OPS_MAX].mark = mark;
+}
+
+void ipc_gpu_launch(struct ipc *ipc)
+{
+	struct ipc_gpu *gpu = ipc->gpu;
+
+	if (gpu == NULL || gpu->marked == gpu->count)
+		return;
+	if (gpu->queue.error.code != 0 || gpu->queue.marked - gpu->queue.passed < LAUNCHES_AHEAD)
+		launch(gpu);
 }
 
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
@@ -130,7 +139,7 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	else
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);
 	if (gpu->count - gpu->marked >= LAUNCH_OPS)
-		ipc_gpu_launch(ipc);
+		launch(gpu);
 }
 
 static void flight_end(struct ipc *ipc, const struct flight *flight)
@@ -172,5 +181,5 @@ void ipc_gpu_poll(struct ipc *ipc)
 		gpu->moved_ns = clock_ns();
 		flight_end(ipc, &flight);
 	}
-	ipc_gpu_launch(ipc); /* what found no mark */
+	ipc_gpu_launch(ipc); /* what was kept, or found no mark */
 }
