@@ -11,7 +11,9 @@
 #include <string.h>
 #include <time.h>
 
-#define PAGE_BYTES 4096
+#define PAGE_BYTES	((size_t)4096)
+#define HUGE_PAGE_BYTES ((size_t)512 << 20)
+#define HUGE_FROM_BYTES ((size_t)4 << 30) /* so the last page wastes an eighth at most */
 #define SPIN_US	   100
 #define GPUS_MAX   64 /* bits of given_up */
 
@@ -174,7 +176,8 @@ int memory_read(const struct ws_memory *memory, uint64_t offset, void *to, uint6
 
 static int device_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
 {
-	size_t whole = (bytes + PAGE_BYTES - 1) & ~(size_t)(PAGE_BYTES - 1);
+	size_t page = bytes < HUGE_FROM_BYTES ? PAGE_BYTES : HUGE_PAGE_BYTES;
+	size_t whole = (bytes + page - 1) & ~(page - 1);
 
 	if (whole < bytes)
 		return ws_fail(err, -ENOMEM, "no %zu bytes on GPU %d", bytes, memory->device);
