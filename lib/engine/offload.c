@@ -14,8 +14,9 @@
 #include "lib/engine/engine_internal.h"
 #include "lib/engine/ring.h"
 
-#define LOADS_MAX 16u /* under way */
-_Static_assert(LOADS_MAX < CUDA_MARKS_MAX, "each has a mark");
+#define LOADS_MAX     64u /* under way */
+#define LOADS_AT_ONCE 16u /* in one launch: PCIe has something to do while the next is made */
+_Static_assert(LOADS_MAX / LOADS_AT_ONCE < CUDA_MARKS_MAX, "each launch has a mark");
 
 struct load {
 	uint32_t item;
@@ -157,35 +158,80 @@ static const void *allocation_of(const struct engine *engine, const uint8_t *at)
 	return range.base != NULL ? range.base : at;
 }
 
-/* Sources alone: what lies in the tables is where it is needed. */
-static void use_add(const struct engine *engine, const struct move *move, uint32_t bucket,
-		    bool local, struct ring_use *uses, uint32_t *count)
+struct collect {
+	const struct engine *engine;
+	struct ring_use *uses;
+	uint32_t count, bucket;
+	uint64_t turn; /* bytes that the reader has read in the bucket */
+};
+
+static void collect_turn(struct collect *collect, uint32_t bucket)
 {
+	if (collect->bucket != bucket)
+		collect->turn = 0;
+	collect->bucket = bucket;
+}
+
+/* Sources alone: what lies in the tables is where it is needed. */
+static void collect_use(struct collect *collect, const struct move *move, bool local, uint64_t turn,
+			uint64_t turn_end)
+{
+	const struct engine *engine = collect->engine;
 	const struct engine_program *given = &engine->program.given;
 	struct ring_use use = ring_use_of(move);
 	if (use.bytes == 0 || use.bytes > ring_item_bytes_max(&engine->offload->ring) ||
 	    (uintptr_t)use.from - (uintptr_t)given->tables < given->tables_bytes)
 		return;
-	use.bucket = bucket;
+	use.bucket = collect->bucket;
 	use.local = local;
+	use.turn = turn;
+	use.turn_end = turn_end;
 	use.allocation = allocation_of(engine, use.from);
-	uses[(*count)++] = use;
+	collect->uses[collect->count++] = use;
+}
+
+static void collect_locals(struct collect *collect)
+{
+	const struct engine_program *given = &collect->engine->program.given;
+	for (uint32_t i = 0; i < given->local_count; i++) {
+		const struct local *local = &given->locals[i];
+		collect_turn(collect, local->bucket);
+		for (uint32_t k = 0; k < local->move_count; k++) {
+			uint64_t begin = collect->turn;
+			collect->turn += ring_use_of(&local->moves[k]).bytes;
+			collect_use(collect, &local->moves[k], true, begin, collect->turn);
+		}
+	}
+}
+
+/* All that one peer gets, from its first send on. */
+static void collect_peer(struct collect *collect, uint32_t first)
+{
+	const struct program *program = &collect->engine->program;
+	collect->turn = 0;
+	for (uint32_t i = first; i != NONE; i = program->sends[i].next) {
+		const struct send *send = &program->given.sends[i];
+		collect_turn(collect, send->bucket);
+		for (uint32_t k = 0; send->local == NULL && k < send->move_count; k++) {
+			const struct gather_move *gather = &send->moves[k];
+			uint64_t begin = collect->turn + gather->wire_offset;
+			uint64_t bytes =
+				move_element_count(&gather->move) * ws_dtype_bytes(gather->move.to);
+			collect_use(collect, &gather->move, false, begin, begin + bytes);
+		}
+		collect->turn += send->bytes;
+	}
 }
 
 static uint32_t uses_collect(const struct engine *engine, struct ring_use *uses)
 {
 	const struct engine_program *given = &engine->program.given;
-	uint32_t count = 0;
-	for (uint32_t i = 0; i < given->local_count; i++)
-		for (uint32_t k = 0; k < given->locals[i].move_count; k++)
-			use_add(engine, &given->locals[i].moves[k], given->locals[i].bucket, true,
-				uses, &count);
+	struct collect collect = {.engine = engine, .uses = uses};
+	collect_locals(&collect);
 	for (uint32_t i = 0; i < given->send_count; i++)
-		for (uint32_t k = 0;
-		     given->sends[i].local == NULL && k < given->sends[i].move_count; k++)
-			use_add(engine, &given->sends[i].moves[k].move, given->sends[i].bucket,
-				false, uses, &count);
-	return count;
+		if (given->sends[i].peer->first_send == i)
+			collect_peer(&collect, i);
+	return collect.count;
 }
 
 int offload_set(struct engine *engine, struct ws_error *err)
@@ -330,16 +376,22 @@ void offload_turn(struct engine *engine)
 	}
 }
 
-static int load_begin(struct offload *offload, const struct ring_item *item, uint8_t *place,
-		      struct load *load)
+/* What was given places is copied at once, and is there at once. */
+static int loads_begin(struct offload *offload, const struct cuda_copy *copies, uint32_t count)
 {
-	const struct cuda_copy copy = {.to = place, .from = item->from, .bytes = item->bytes};
-	if (offload->memory.place == WS_HOST) {
-		memcpy(place, item->from, item->bytes);
+	uint64_t mark;
+	if (count == 0)
 		return 0;
-	}
-	int rc = cuda_queue_copy_host(&offload->queue, &copy);
-	return rc == 0 ? cuda_queue_mark(&offload->queue, &load->mark) : rc;
+	for (uint32_t i = 0; i < count && offload->memory.place == WS_HOST; i++)
+		memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+	if (offload->memory.place == WS_HOST)
+		return 0;
+	int rc = cuda_queue_copy(&offload->queue, copies, count);
+	if (rc == 0)
+		rc = cuda_queue_mark(&offload->queue, &mark);
+	for (uint32_t i = offload->count - count; rc == 0 && i < offload->count; i++)
+		offload->loads[(offload->first + i) % LOADS_MAX].mark = mark;
+	return rc;
 }
 
 static void note_use(struct walk *walk, uint32_t item)
@@ -375,6 +427,29 @@ static bool may_load(struct offload *offload)
 	       cuda_queue_passed(queue, queue->passed + 1) == 1;
 }
 
+/* Some of those that may be under way; false: no more can be now. */
+static bool loads_next(struct engine *engine, bool gives_way)
+{
+	struct offload *offload = engine->offload;
+	struct cuda_copy copies[LOADS_AT_ONCE];
+	uint32_t count = 0;
+	while (count < LOADS_AT_ONCE && offload->count < LOADS_MAX) {
+		uint8_t *place;
+		uint32_t index = ring_load(&offload->ring, gives_way, &place);
+		if (index == RING_NONE)
+			break;
+		const struct ring_item *item = &offload->ring.items[index];
+		offload->loads[(offload->first + offload->count++) % LOADS_MAX] =
+			(struct load){.item = index, .begun_ns = engine->now_ns};
+		copies[count++] = (struct cuda_copy){
+			.to = place, .from = item->from, .bytes = item->bytes, .is_far = true};
+	}
+	engine->moved |= count > 0;
+	if (loads_begin(offload, copies, count) != 0)
+		offload_fail(engine);
+	return count == LOADS_AT_ONCE;
+}
+
 void offload_load(struct engine *engine)
 {
 	struct offload *offload = engine->offload;
@@ -382,18 +457,8 @@ void offload_load(struct engine *engine)
 		return;
 	bool gives_way = ring_is_idle(&offload->ring) &&
 			 (offload->wanted || (offload->local_wanted && local_holds_up(engine)));
-	while (may_load(offload)) {
-		struct load *load = &offload->loads[(offload->first + offload->count) % LOADS_MAX];
-		uint8_t *place;
-		uint32_t item = ring_load(&offload->ring, gives_way, &place);
-		if (item == RING_NONE)
-			break;
-		*load = (struct load){.item = item, .begun_ns = engine->now_ns};
-		offload->count++;
-		engine->moved = true;
-		if (load_begin(offload, &offload->ring.items[item], place, load) != 0)
-			offload_fail(engine);
-	}
+	while (may_load(offload) && loads_next(engine, gives_way))
+		;
 	offload->wanted = offload->local_wanted = false;
 	engine->progress.ring_high_bytes = offload->ring.high_bytes;
 }

@@ -9,7 +9,8 @@
 
 #define JOINED_BYTES_MAX (UINT64_C(8) << 20) /* a copy of so many bytes is as fast as any */
 #define PLACE_ALIGN	 256u
-#define ITEMS_MIN	 4u /* that fit: so one is loaded while others are read */
+#define ITEMS_MIN	 4u  /* that fit: so one is loaded while others are read */
+#define TURN_GAP	 64u /* padding between what is read one right after the other */
 
 uint64_t ring_item_bytes_max(const struct ring *ring)
 {
@@ -50,11 +51,14 @@ static int item_by_order(const void *a, const void *b)
 		return x->bucket < y->bucket ? -1 : 1;
 	if ((x->locals > 0) != (y->locals > 0))
 		return x->locals > 0 ? -1 : 1;
+	if (x->turn != y->turn)
+		return x->turn < y->turn ? -1 : 1;
 	uintptr_t from = (uintptr_t)x->from, other = (uintptr_t)y->from;
 	return from < other ? -1 : from > other;
 }
 
-/* Not over a gap, which isn't page-locked where params were locked one by one, nor over the end of
+/* Only what is read together: a part that is read much later would keep the place of the whole.
+ * Not over a gap, which isn't page-locked where params were locked one by one, nor over the end of
  * an allocation: CUDA refuses a copy of two of them, or of both kinds of memory. */
 static bool joins(const struct ring *ring, const struct ring_item *item, const struct ring_use *use)
 {
@@ -64,6 +68,7 @@ static bool joins(const struct ring *ring, const struct ring_item *item, const s
 		return true;
 	return offset == item->bytes && use->allocation == item->allocation &&
 	       use->bucket == item->bucket && use->local == (item->locals > 0) &&
+	       use->turn >= item->turn_end && use->turn - item->turn_end <= TURN_GAP &&
 	       end <= MIN(JOINED_BYTES_MAX, ring_item_bytes_max(ring));
 }
 
@@ -73,6 +78,10 @@ static void item_add(struct ring *ring, const struct ring_use *use)
 
 	if (ring->count > 0 && joins(ring, last, use)) {
 		last->bytes = MAX(last->bytes, (uint64_t)(use->from - last->from) + use->bytes);
+		last->turn = use->bucket < last->bucket	   ? use->turn
+			     : use->bucket == last->bucket ? MIN(last->turn, use->turn)
+							   : last->turn;
+		last->turn_end = MAX(last->turn_end, use->turn_end);
 		last->bucket = MIN(last->bucket, use->bucket);
 		last->locals |= use->local;
 		return;
@@ -81,6 +90,8 @@ static void item_add(struct ring *ring, const struct ring_use *use)
 							.allocation = use->allocation,
 							.bytes = use->bytes,
 							.bucket = use->bucket,
+							.turn = use->turn,
+							.turn_end = use->turn_end,
 							.locals = use->local};
 }
 
@@ -96,10 +107,10 @@ int ring_make(struct ring *ring, struct ring_use *uses, uint32_t count, struct w
 	for (uint32_t i = 0; i < count; i++)
 		item_add(ring, &uses[i]);
 	for (uint32_t i = 0; i < ring->count; i++)
-		ring->items[i].order = i;
+		ring->items[i].index = i;
 	qsort(ring->items, ring->count, sizeof(*ring->items), item_by_order);
 	for (uint32_t i = 0; i < ring->count; i++) {
-		ring->by_from[ring->items[i].order] = i;
+		ring->by_from[ring->items[i].index] = i;
 		ring->items[i].locals = 0;
 	}
 	return 0;

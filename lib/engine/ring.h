@@ -3,8 +3,9 @@
  * The books of a ring of memory in which sources lie while a GPU reads them: parameters that are
  * offloaded to the host cross PCIe once, bucket after bucket, however often they are read.
  *
- * An item is a stretch of sources.  Items are loaded in one order, each into a place of its own,
- * and leave when all that is counted as a use of them is done.  Whoever reads an item that has
+ * An item is a stretch of sources.  Items are loaded in one order, that in which they are read,
+ * each into a place of its own, and leave when all that is counted as a use of them is done: places
+ * are free again in that order, too.  Whoever reads an item that has
  * left, or never had a place, reads the source itself: the ring saves time, and nothing depends on
  * it.
  *
@@ -29,7 +30,8 @@ struct ring_item {
 	const void *allocation; /* as its first use's */
 	uint64_t bytes;
 	uint32_t bucket;	  /* the first that needs it */
-	uint32_t order;		  /* in it */
+	uint64_t turn, turn_end;  /* in it: as its uses' */
+	uint32_t index;		  /* by address */
 	uint32_t locals, gathers; /* uses that are counted: its own bucket's */
 	/* of the attempt */
 	enum ring_state state;
@@ -43,7 +45,8 @@ struct ring_use {
 	uint64_t bytes;
 	uint32_t bucket;
 	bool local;
-	const void *allocation; /* that it lies in: what is compared, never looked at */
+	uint64_t turn, turn_end; /* in the bucket: which bytes these are of what one reader reads */
+	const void *allocation;	 /* that it lies in: what is compared, never looked at */
 };
 
 struct ring {
@@ -61,9 +64,9 @@ struct ring {
 };
 
 /*
- * Makes the items of all uses (sorts them in place): what overlaps is one item, neighbours that
- * touch, in one allocation, and that one bucket needs are joined while they are small.  Nothing is
- * counted yet.  -ENOMEM.
+ * Makes the items of all uses (sorts them in place): what overlaps is one item; neighbours that
+ * touch, in one allocation, and that are read one right after the other are joined while they are
+ * small.  Nothing is counted yet.  -ENOMEM.
  */
 int ring_make(struct ring *ring, struct ring_use *uses, uint32_t count, struct ws_error *err);
 void ring_release(struct ring *ring); /* keeps memory and bytes */
