@@ -52,7 +52,7 @@ struct job {
 	{                                                                                    \
 		.replicas = 1, .deadline_ms = 120000, .start_ms = 60000, .lost_ms = 5000,    \
 		.phase_ms = 60000, .first_version = 1, .updates = 1, .rules = RULES_DEFAULT, \
-		.staging_bytes = 64u << 20, .offload_bytes = 512u << 20, .reload_ms = 60000  \
+		.offload_bytes = 512u << 20, .reload_ms = 60000                              \
 	}
 
 /* How bytes travel: alike in all three commands. */

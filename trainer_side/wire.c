@@ -193,14 +193,22 @@ static int work_place_find(struct ws_trainer *trainer, struct ws_error *err)
 	return 0;
 }
 
+/* A GPU is so far ahead of what NVLink takes, and hears of it so late, that it needs more. */
+static uint64_t staging_bytes(const struct ws_trainer *trainer)
+{
+	if (trainer->staging_bytes != 0)
+		return trainer->staging_bytes;
+	return trainer->place.place == WS_CUDA
+		       ? MAX(trainer->wire.rules.staging_bytes, STAGING_GPU_BYTES)
+		       : trainer->wire.rules.staging_bytes;
+}
+
 static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 {
 	struct engine_options options = {
 		.devices = trainer->devices.device,
 		.device_count = trainer->devices.count,
 		.op_bytes = trainer->wire.rules.op_bytes,
-		.staging_bytes = trainer->staging_bytes != 0 ? trainer->staging_bytes
-							     : trainer->wire.rules.staging_bytes,
 		.wire_digests = trainer->wire.rules.wire_digests,
 		.ring_bytes = trainer->ring_bytes,
 	};
@@ -209,6 +217,7 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 	trainer->engine = NULL;
 	trainer->inbox_region = UINT32_MAX;
 	int rc = work_place_find(trainer, err);
+	options.staging_bytes = staging_bytes(trainer);
 	options.place = trainer->place.place;
 	options.device = trainer->place.device;
 	if (rc == 0)

@@ -16,6 +16,7 @@
  * bench/README.md).  Within a GPU the kernel is, at any size.
  */
 #define COPY_ENGINE_BYTES (512u << 10)
+#define COPY_SMALL_FEW	  16u
 
 struct copies {
 	struct cuda_copy list[COPIES_MAX];

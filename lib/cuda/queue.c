@@ -50,9 +50,17 @@ static int queue_enter(struct cuda_queue *queue)
 	return 0;
 }
 
-static bool is_for_engine(const struct cuda_copy *copy)
+/* From how many bytes on a copy engine takes those that are far.  A few small ones behind large
+ * ones are done sooner by it than a kernel is launched behind it. */
+static uint64_t engine_bytes(const struct cuda_copy *list, uint32_t count)
 {
-	return copy->is_far && copy->bytes >= COPY_ENGINE_BYTES;
+	uint32_t large = 0, small = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		large += list[i].is_far && list[i].bytes >= COPY_ENGINE_BYTES;
+		small += list[i].is_far && list[i].bytes < COPY_ENGINE_BYTES;
+	}
+	return large > 0 && small <= COPY_SMALL_FEW ? 1 : COPY_ENGINE_BYTES;
 }
 
 static int queue_launch(struct cuda_queue *queue, struct copies *copies, bool by_engine)
@@ -71,13 +79,14 @@ static int queue_launch(struct cuda_queue *queue, struct copies *copies, bool by
 static int queue_part(struct cuda_queue *queue, const struct cuda_copy *list, uint32_t count,
 		      bool by_engine)
 {
+	uint64_t from_bytes = engine_bytes(list, count);
 	struct copies copies;
 	int rc = 0;
 
 	copies.count = 0;
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {
-		if (list[i].bytes == 0 || is_for_engine(&list[i]) != by_engine ||
-		    copies_add(&copies, &list[i]))
+		bool for_engine = list[i].is_far && list[i].bytes >= from_bytes;
+		if (list[i].bytes == 0 || for_engine != by_engine || copies_add(&copies, &list[i]))
 			continue;
 		rc = queue_launch(queue, &copies, by_engine);
 		(void)copies_add(&copies, &list[i]);
