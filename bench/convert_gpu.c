@@ -345,9 +345,9 @@ static int job_open(struct job *job, struct ws_error *err)
 	if (rc == 0)
 		rc = cuda_stream_open(job->device, &job->stream, err);
 	if (rc == 0)
-		rc = cuda_event_open(job->device, &job->begin, err);
+		rc = cuda_event_open(job->device, true, &job->begin, err);
 	if (rc == 0)
-		rc = cuda_event_open(job->device, &job->end, err);
+		rc = cuda_event_open(job->device, true, &job->end, err);
 	return rc != 0 ? rc : fill_weights(job, err);
 }
 

@@ -287,8 +287,8 @@ static int turn_h2d(struct bench *bench, double *seconds, struct ws_error *err)
 	int rc = cuda_use(rank->device, err);
 	uint64_t begin = clock_ns();
 	if (rc == 0)
-		rc = cuda_copy(rank->source.base, rank->host.base, rank->source.bytes,
-			       rank->queue.stream, err);
+		rc = cuda_copy(rank->source.base, rank->host.base,
+			       rank->params[SIDE_TRAINER].arena_bytes, rank->queue.stream, err);
 	if (rc == 0)
 		rc = update_queue_wait(rank, err);
 	*seconds = (double)(clock_ns() - begin) / 1e9;
@@ -382,7 +382,8 @@ static void report_row(struct bench *bench, enum contender contender, uint32_t r
 		ratios[i] = seconds[i] / bench->seconds[UPDATE][i];
 	}
 	struct spread time = spread_of(seconds, rounds), ratio = spread_of(ratios, rounds);
-	uint64_t bytes = contender == H2D_COPY ? bench->rank.source.bytes : bench->bytes;
+	uint64_t bytes =
+		contender == H2D_COPY ? bench->rank.params[SIDE_TRAINER].arena_bytes : bench->bytes;
 	double rate = (double)bytes / time.median / 1e9;
 	if (options->json)
 		fprintf(options->out,

@@ -468,7 +468,7 @@ int device_batch_open(struct device_batch **batch_out, int device, uint32_t move
 		return ws_fail(err, -ENOMEM, "no memory for a batch of GPU %d", device);
 	batch->device = device;
 	batch->move_max = move_max;
-	int rc = cuda_event_open(device, &batch->done, err);
+	int rc = cuda_event_open(device, false, &batch->done, err);
 	if (rc == 0)
 		rc = cuda_pinned_alloc(TABLES * table_bytes, &batch->pinned, err);
 	if (rc == 0)

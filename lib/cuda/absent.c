@@ -119,9 +119,10 @@ int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream
 	return absent(err);
 }
 
-int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *err)
+int cuda_event_open(int device, bool timed, struct CUevent_st **event_out, struct ws_error *err)
 {
 	(void)device;
+	(void)timed;
 	*event_out = NULL;
 	return absent(err);
 }

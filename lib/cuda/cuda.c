@@ -124,7 +124,7 @@ int cuda_stream_settle(struct CUstream_st *stream, int device, struct ws_error *
 {
 	struct CUevent_st *event;
 
-	int rc = cuda_event_open(device, &event, err);
+	int rc = cuda_event_open(device, false, &event, err);
 	if (rc == 0)
 		rc = cuda_event_record(event, stream, err);
 	if (rc == 0)

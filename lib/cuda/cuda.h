@@ -89,13 +89,14 @@ int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stre
 int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream,
 	      struct ws_error *err);
 
-/* A place on a stream that can be asked about from any thread. */
-int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *err);
+/* A place on a stream that can be asked about from any thread.  timed: cuda_event_ns may be asked,
+ * which costs a stream more. */
+int cuda_event_open(int device, bool timed, struct CUevent_st **event_out, struct ws_error *err);
 void cuda_event_close(struct CUevent_st *event); /* accepts NULL */
 int cuda_event_record(struct CUevent_st *event, struct CUstream_st *stream, struct ws_error *err);
 /* 0: all before it is done (also if it was never recorded); -EAGAIN: not yet.  Never blocks. */
 int cuda_event_done(struct CUevent_st *event, struct ws_error *err);
-/* Between two that are done. */
+/* Between two timed ones that are done. */
 int cuda_event_ns(struct CUevent_st *from, struct CUevent_st *to, uint64_t *ns_out,
 		  struct ws_error *err);
 

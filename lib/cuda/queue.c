@@ -15,7 +15,7 @@ int cuda_queue_open_on(struct cuda_queue *queue, int device, struct CUstream_st 
 		(struct cuda_queue){.device = device, .stream = stream, .borrowed = stream != NULL};
 	int rc = queue->borrowed ? 0 : cuda_stream_open(device, &queue->stream, err);
 	for (uint32_t i = 0; rc == 0 && i < CUDA_MARKS_MAX; i++)
-		rc = cuda_event_open(device, &queue->events[i], err);
+		rc = cuda_event_open(device, false, &queue->events[i], err);
 	if (rc != 0)
 		cuda_queue_close(queue);
 	cuda_leave(before);
@@ -50,17 +50,15 @@ static int queue_enter(struct cuda_queue *queue)
 	return 0;
 }
 
-/* From how many bytes on a copy engine takes those that are far.  A few small ones behind large
- * ones are done sooner by it than a kernel is launched behind it. */
+/* From how many bytes on a copy engine takes those that are far.  A few small ones are done sooner
+ * by it than a kernel is launched for them, behind the large ones. */
 static uint64_t engine_bytes(const struct cuda_copy *list, uint32_t count)
 {
-	uint32_t large = 0, small = 0;
+	uint32_t small = 0;
 
-	for (uint32_t i = 0; i < count; i++) {
-		large += list[i].is_far && list[i].bytes >= COPY_ENGINE_BYTES;
+	for (uint32_t i = 0; i < count; i++)
 		small += list[i].is_far && list[i].bytes < COPY_ENGINE_BYTES;
-	}
-	return large > 0 && small <= COPY_SMALL_FEW ? 1 : COPY_ENGINE_BYTES;
+	return small <= COPY_SMALL_FEW ? 1 : COPY_ENGINE_BYTES;
 }
 
 static int queue_launch(struct cuda_queue *queue, struct copies *copies, bool by_engine)

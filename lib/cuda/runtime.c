@@ -260,13 +260,14 @@ int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream
 	return error == cudaSuccess ? 0 : cuda_fail(err, error, "fill memory of a GPU");
 }
 
-int cuda_event_open(int device, struct CUevent_st **event_out, struct ws_error *err)
+int cuda_event_open(int device, bool timed, struct CUevent_st **event_out, struct ws_error *err)
 {
 	*event_out = NULL;
 	int rc = cuda_use(device, err);
 	if (rc != 0)
 		return rc;
-	cudaError_t error = cudaEventCreate(event_out);
+	cudaError_t error = cudaEventCreateWithFlags(event_out, timed ? cudaEventDefault
+								      : cudaEventDisableTiming);
 	return error == cudaSuccess ? 0 : cuda_fail(err, error, "open an event");
 }
 

@@ -394,27 +394,18 @@ static int loads_begin(struct offload *offload, const struct cuda_copy *copies, 
 	return rc;
 }
 
-static void note_use(struct walk *walk, uint32_t item)
-{
-	(void)item;
-	walk->ready = true;
-}
-
 /* Whether some peer would take what waits for a local that was refused: what isn't ready yet, or
  * waits for others' maxima, is no reason to read a source twice. */
-static bool local_holds_up(struct engine *engine)
+static bool local_holds_up(const struct engine *engine)
 {
 	const struct program *program = &engine->program;
-	struct walk walk = {.visit = note_use};
-	for (uint32_t i = 0; i < program->active_count && !walk.ready; i++) {
+	for (uint32_t i = 0; i < program->active_count; i++) {
 		const struct engine_peer *peer = program->active[i];
-		if (!peer->ready || peer->send == NONE)
-			continue;
-		const struct send *send = &program->given.sends[peer->send];
-		if (send->local == NULL && program->gates[send->gate].locals_left > 0)
-			walk_op(engine, &walk, peer->send, peer->op);
+		if (peer->ready && peer->send != NONE &&
+		    program->gates[program->given.sends[peer->send].gate].locals_left > 0)
+			return true;
 	}
-	return walk.ready;
+	return false;
 }
 
 /* Attempts that were broken off may have left copies under way, and their marks. */

@@ -39,7 +39,9 @@ static int use_by_from(const void *a, const void *b)
 	const struct ring_use *x = a, *y = b;
 	uintptr_t from = (uintptr_t)x->from, other = (uintptr_t)y->from;
 
-	return from < other ? -1 : from > other;
+	if (from != other)
+		return from < other ? -1 : 1;
+	return y->local - x->local;
 }
 
 /* In a bucket those that locals read come first: they open its gate. */
@@ -72,15 +74,24 @@ static bool joins(const struct ring *ring, const struct ring_item *item, const s
 	       end <= MIN(JOINED_BYTES_MAX, ring_item_bytes_max(ring));
 }
 
+/* Turns of locals and of peers aren't of one kind: the locals' count. */
+static bool is_sooner(const struct ring_use *use, const struct ring_item *item)
+{
+	if (use->bucket != item->bucket)
+		return use->bucket < item->bucket;
+	if (use->local != (item->locals > 0))
+		return use->local;
+	return use->turn < item->turn;
+}
+
 static void item_add(struct ring *ring, const struct ring_use *use)
 {
 	struct ring_item *last = &ring->items[ring->count - (ring->count > 0)];
 
 	if (ring->count > 0 && joins(ring, last, use)) {
 		last->bytes = MAX(last->bytes, (uint64_t)(use->from - last->from) + use->bytes);
-		last->turn = use->bucket < last->bucket	   ? use->turn
-			     : use->bucket == last->bucket ? MIN(last->turn, use->turn)
-							   : last->turn;
+		if (is_sooner(use, last))
+			last->turn = use->turn;
 		last->turn_end = MAX(last->turn_end, use->turn_end);
 		last->bucket = MIN(last->bucket, use->bucket);
 		last->locals |= use->local;

@@ -245,7 +245,8 @@ bool stage_gpu_turn(struct stage *stage)
 		const struct stage_request *request =
 			&stage->requests[(head + count++) % STAGE_ROOM];
 		gathers += request->kind == STAGE_GATHER;
-		request_take(stage, request, &stage->results[gpu->result_end++ % STAGE_ROOM]);
+		request_take(stage, request, &stage->results[gpu->result_end % STAGE_ROOM]);
+		gpu->result_end++; /* not before: the request may end a launch in front of itself */
 	}
 	atomic_store_explicit(&stage->request_head.at, head + count, memory_order_release);
 	if (count > 0)

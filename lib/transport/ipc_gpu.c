@@ -9,7 +9,9 @@
 
 #include "lib/transport/ipc.h"
 
-#define LAUNCH_OPS 96u /* of a launch */
+/* A launch is full: so it isn't told too late that its first writes are done. */
+#define LAUNCH_OPS   96u
+#define LAUNCH_BYTES (UINT64_C(64) << 20)
 /* One is carried out, one stands behind it: what is posted meanwhile becomes one launch, since each
  * costs a few microseconds in which nothing is copied. */
 #define LAUNCHES_AHEAD 2u
@@ -27,6 +29,7 @@ struct ipc_gpu {
 	uint32_t first, count; /* of flights */
 	uint32_t marked;       /* of count: those behind get theirs with the next launch */
 	uint32_t copy_count;   /* of copies: to be launched */
+	uint64_t copy_bytes;
 	struct flight flights[IPC_OPS_MAX];
 	struct cuda_copy copies[LAUNCH_OPS];
 };
@@ -101,6 +104,7 @@ static void launch(struct ipc_gpu *gpu)
 	uint64_t mark = 0;
 	int rc = cuda_queue_copy(&gpu->queue, gpu->copies, gpu->copy_count);
 	gpu->copy_count = 0;
+	gpu->copy_bytes = 0;
 	if (rc == 0)
 		rc = cuda_queue_mark(&gpu->queue, &mark);
 	/* So many marks are ahead: a later poll finds one.  After an error mark 0 will do. */
@@ -134,11 +138,13 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
-	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED))
+	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED)) {
 		gpu->copies[gpu->copy_count++] = copy;
-	else
+		gpu->copy_bytes += copy.bytes;
+	} else {
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);
-	if (gpu->count - gpu->marked >= LAUNCH_OPS)
+	}
+	if (gpu->count - gpu->marked >= LAUNCH_OPS || gpu->copy_bytes >= LAUNCH_BYTES)
 		launch(gpu);
 }
 
