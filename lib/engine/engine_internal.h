@@ -491,7 +491,7 @@ struct engine {
 	struct ws_error no_flush; /* why one failed */
 	uint32_t peer_count, peer_room, peer_ordinal;
 	uint32_t slot_count, slot_free;
-	uint32_t block_count, block_free, blocks_used;
+	uint32_t block_count, block_free, block_free_last, blocks_used;
 
 	uint32_t event_head, event_tail;
 	struct engine_event events[EVENT_ROOM];

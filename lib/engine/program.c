@@ -10,9 +10,18 @@
 void program_block_free(struct engine *engine, uint32_t block)
 {
 	engine->blocks[block].peer->blocks--;
-	engine->blocks[block].next = engine->block_free;
-	engine->block_free = block;
 	engine->blocks_used--;
+	/* The host's caches may still have it.  On a GPU who was free first comes next, so that
+	 * neighbours are neighbours on the wire, too, and a copy engine takes them as one. */
+	if (engine->staging.place == WS_HOST || engine->block_free == NONE) {
+		engine->blocks[block].next = engine->block_free;
+		engine->block_free = block;
+	} else {
+		engine->blocks[block].next = NONE;
+		engine->blocks[engine->block_free_last].next = block;
+	}
+	if (engine->blocks[block].next == NONE)
+		engine->block_free_last = block;
 }
 
 void program_staged_free(struct engine *engine, struct engine_peer *peer)

@@ -251,6 +251,7 @@ int region_open_own(struct engine *engine, const struct engine_options *options,
 			       (unsigned long long)blocks);
 	engine->block_count = (uint32_t)blocks;
 	engine->block_free = NONE;
+	engine->block_free_last = engine->block_count - 1; /* if there are any */
 	for (uint32_t i = engine->block_count; i-- > 0;) {
 		engine->blocks[i].next = engine->block_free;
 		engine->block_free = i;

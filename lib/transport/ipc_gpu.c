@@ -30,6 +30,8 @@ struct ipc_gpu {
 	uint32_t marked;       /* of count: those behind get theirs with the next launch */
 	uint32_t copy_count;   /* of copies: to be launched */
 	uint64_t copy_bytes;
+	const struct mr *from; /* of the last copy; only looked at while there is one */
+	const struct view *to;
 	struct flight flights[IPC_OPS_MAX];
 	struct cuda_copy copies[LAUNCH_OPS];
 };
@@ -124,6 +126,26 @@ void ipc_gpu_launch(struct ipc *ipc)
 		launch(gpu);
 }
 
+/* Behind the last one, or as a part of it where it goes on at both ends.  A registration of GPU
+ * memory lies in one allocation, as CUDA wants of a copy; one of the host's may not. */
+static void copy_keep(struct ipc_gpu *gpu, const struct op *op, const struct view *view,
+		      const struct cuda_copy *copy)
+{
+	struct cuda_copy *last = &gpu->copies[gpu->copy_count - (gpu->copy_count > 0)];
+	bool goes_on = gpu->copy_count > 0 && gpu->from == op->local_mr && gpu->to == view &&
+		       op->local_mr->memory.place == WS_CUDA &&
+		       (uint8_t *)last->to + last->bytes == copy->to &&
+		       (const uint8_t *)last->from + last->bytes == copy->from;
+
+	gpu->copy_bytes += copy->bytes;
+	gpu->from = op->local_mr;
+	gpu->to = view;
+	if (goes_on)
+		last->bytes += copy->bytes;
+	else
+		gpu->copies[gpu->copy_count++] = *copy;
+}
+
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
@@ -138,12 +160,10 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
-	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED)) {
-		gpu->copies[gpu->copy_count++] = copy;
-		gpu->copy_bytes += copy.bytes;
-	} else {
+	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED))
+		copy_keep(gpu, op, view, &copy);
+	else
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);
-	}
 	if (gpu->count - gpu->marked >= LAUNCH_OPS || gpu->copy_bytes >= LAUNCH_BYTES)
 		launch(gpu);
 }
