@@ -395,7 +395,8 @@ static int loads_begin(struct offload *offload, const struct cuda_copy *copies, 
 }
 
 /* Whether some peer would take what waits for a local that was refused: what isn't ready yet, or
- * waits for others' maxima, is no reason to read a source twice. */
+ * waits for others' maxima, is no reason to read a source twice.  Or nobody is to get anything any
+ * more (who was may have been dropped): then only locals are left. */
 static bool local_holds_up(const struct engine *engine)
 {
 	const struct program *program = &engine->program;
@@ -405,7 +406,7 @@ static bool local_holds_up(const struct engine *engine)
 		    program->gates[program->given.sends[peer->send].gate].locals_left > 0)
 			return true;
 	}
-	return false;
+	return program->active_count == 0;
 }
 
 /* Attempts that were broken off may have left copies under way, and their marks. */
