@@ -281,6 +281,22 @@ START_TEST(a_gpu_that_is_given_up_is_so_for_ever_and_no_other_is)
 }
 END_TEST
 
+START_TEST(a_range_has_what_lies_inside_it_to_the_last_byte)
+{
+	static uint8_t memory[300];
+	const struct cuda_range range = {.kind = CUDA_PINNED, .base = memory + 100, .bytes = 100};
+	const struct cuda_range unknown = {.kind = CUDA_PINNED};
+
+	ck_assert(cuda_range_has(&range, memory + 100, 100));
+	ck_assert(cuda_range_has(&range, memory + 199, 1));
+	ck_assert(!cuda_range_has(&range, memory + 199, 2));
+	ck_assert(!cuda_range_has(&range, memory + 99, 1));
+	ck_assert(!cuda_range_has(&range, memory + 201, 0));
+	ck_assert(!cuda_range_has(&range, memory + 100, UINT64_MAX));
+	ck_assert(!cuda_range_has(&unknown, memory, 1));
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("mem");
@@ -301,6 +317,7 @@ Suite *suite(void)
 	tcase_add_test(tcase, what_cannot_be_had_is_a_sentence);
 	tcase_add_test(tcase, the_first_so_many_allocations_are_found_by_their_addresses);
 	tcase_add_test(tcase, a_gpu_that_is_given_up_is_so_for_ever_and_no_other_is);
+	tcase_add_test(tcase, a_range_has_what_lies_inside_it_to_the_last_byte);
 	suite_add_tcase(all, tcase);
 	return all;
 }

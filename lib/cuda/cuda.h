@@ -137,6 +137,13 @@ struct cuda_range {
 
 /* CUDA_UNKNOWN without CUDA, and for memory that it doesn't know. */
 struct cuda_range cuda_range_of(const void *at);
+/* CUDA refuses a copy over the end of an allocation, or of what was page-locked at once. */
+static inline bool cuda_range_has(const struct cuda_range *range, const void *at, uint64_t bytes)
+{
+	uint64_t offset = (uint64_t)((uintptr_t)at - (uintptr_t)range->base);
+
+	return range->base != NULL && offset <= range->bytes && bytes <= range->bytes - offset;
+}
 /* "pageable host memory", "CUDA memory", "CUDA memory mapped piece by piece", .. */
 const char *cuda_kind_name(enum cuda_kind kind);
 

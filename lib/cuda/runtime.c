@@ -249,7 +249,7 @@ int copies_by_engine(const struct copies *copies, struct CUstream_st *stream, st
 		error = cudaMemcpyAsync(copies->list[i].to, copies->list[i].from,
 					copies->list[i].bytes, cudaMemcpyDefault, stream);
 #endif
-	return error == cudaSuccess ? 0 : cuda_fail(err, error, "copy between GPUs");
+	return error == cudaSuccess ? 0 : cuda_fail(err, error, "copy from or to a GPU");
 }
 
 int cuda_fill(void *dst, uint8_t value, size_t bytes, struct CUstream_st *stream,

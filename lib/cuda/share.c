@@ -163,14 +163,12 @@ struct cuda_range cuda_range_of(const void *at)
 static int range_check(const struct ws_memory *memory, const struct cuda_range *range,
 		       struct ws_error *err)
 {
-	uint64_t offset = (uint64_t)((uintptr_t)memory->base - (uintptr_t)range->base);
-
 	if (range->device != memory->device)
 		return ws_fail(
 			err, -EINVAL, "%zu bytes at %p are said to be GPU %d's, but they are %s%s",
 			memory->bytes, memory->base, memory->device,
 			range->device >= 0 ? "another GPU's: " : "", cuda_kind_name(range->kind));
-	if (range->base == NULL || offset > range->bytes || memory->bytes > range->bytes - offset)
+	if (!cuda_range_has(range, memory->base, memory->bytes))
 		return ws_fail(err, -EINVAL,
 			       "%zu bytes at %p of GPU %d aren't inside one allocation",
 			       memory->bytes, memory->base, memory->device);

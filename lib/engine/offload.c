@@ -149,13 +149,16 @@ static void skip(struct walk *walk, uint32_t item)
 
 /* ------------------------------------------------------------------------- program */
 
-/* Where CUDA doesn't know how far memory was page-locked at once, nothing is joined. */
-static const void *allocation_of(const struct engine *engine, const uint8_t *at)
+/* Where CUDA doesn't know how far memory was page-locked at once, nothing is joined.  False: it
+ * goes over the end of that, so it can't be copied, and is read where it is. */
+static bool allocation_find(const struct engine *engine, struct ring_use *use)
 {
+	use->allocation = NULL;
 	if (engine->offload->memory.place == WS_HOST)
-		return NULL;
-	const struct cuda_range range = cuda_range_of(at);
-	return range.base != NULL ? range.base : at;
+		return true;
+	const struct cuda_range range = cuda_range_of(use->from);
+	use->allocation = range.base != NULL ? range.base : use->from;
+	return range.base == NULL || cuda_range_has(&range, use->from, use->bytes);
 }
 
 struct collect {
@@ -180,13 +183,13 @@ static void collect_use(struct collect *collect, const struct move *move, bool l
 	const struct engine_program *given = &engine->program.given;
 	struct ring_use use = ring_use_of(move);
 	if (use.bytes == 0 || use.bytes > ring_item_bytes_max(&engine->offload->ring) ||
-	    (uintptr_t)use.from - (uintptr_t)given->tables < given->tables_bytes)
+	    (uintptr_t)use.from - (uintptr_t)given->tables < given->tables_bytes ||
+	    !allocation_find(engine, &use))
 		return;
 	use.bucket = collect->bucket;
 	use.local = local;
 	use.turn = turn;
 	use.turn_end = turn_end;
-	use.allocation = allocation_of(engine, use.from);
 	collect->uses[collect->count++] = use;
 }
 

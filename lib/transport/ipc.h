@@ -76,7 +76,7 @@ struct ring_head { /* the receiver writes it */
 };
 
 /* How it is writing: by stores into what it has mapped, or by process_vm_writev; and in any case by
- * work that a GPU has been given, which ends by itself. */
+ * work that a GPU has been given, which ends by itself, or will be. */
 enum ring_busy { RING_IDLE = 0, RING_STORING = 1, RING_CALLING = 2, RING_QUEUED = 4 };
 
 struct ring_tail {		    /* the sender writes it */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Writes that a GPU carries out: into a peer's GPU memory (CUDA IPC), or out of mine.  They end
- * after post has returned: what a post took is a launch and a mark, or several, and poll hands the
- * immediates over once the mark has passed, so never before the bytes.  Until the last write to a
- * peer has ended, its ring says queued.
+ * after post has returned: what posts took is kept until there is use for one more launch, with a
+ * mark behind it, and poll hands the immediates over once the mark has passed, so never before the
+ * bytes.  From when a write was taken until the last one to its peer has ended, the ring says
+ * queued.
  */
 #include <errno.h>
 
@@ -30,7 +31,7 @@ struct ipc_gpu {
 	uint32_t marked;       /* of count: those behind get theirs with the next launch */
 	uint32_t copy_count;   /* of copies: to be launched */
 	uint64_t copy_bytes;
-	const struct mr *from; /* of the last copy; only looked at while there is one */
+	const struct mr *from; /* of the last copy: only compared, and while there is one */
 	const struct view *to;
 	struct flight flights[IPC_OPS_MAX];
 	struct cuda_copy copies[LAUNCH_OPS];
@@ -65,8 +66,8 @@ void ipc_gpu_close(struct ipc *ipc)
 	cuda_queue_close(&ipc->gpu->queue);
 	for (uint32_t i = 0; i < ipc->peer_count; i++) {
 		struct peer *peer = ipc->peers[i];
-		/* One that is stuck may still write: its peer knows until this process has ended.
-		 */
+		/* What a stuck one was given may still be written: so the ring says until this
+		 * process has ended. */
 		if (peer->flights > 0 && !cuda_is_given_up(device))
 			atomic_store_explicit(&peer->out_tail->busy, RING_IDLE,
 					      memory_order_release);
@@ -127,23 +128,31 @@ void ipc_gpu_launch(struct ipc *ipc)
 }
 
 /* Behind the last one, or as a part of it where it goes on at both ends.  A registration of GPU
- * memory lies in one allocation, as CUDA wants of a copy; one of the host's may not. */
-static void copy_keep(struct ipc_gpu *gpu, const struct op *op, const struct view *view,
+ * memory lies in one allocation, as CUDA wants of a copy; one of the host's may not: from is NULL
+ * for those. */
+static void copy_keep(struct ipc_gpu *gpu, const struct mr *from, const struct view *to,
 		      const struct cuda_copy *copy)
 {
 	struct cuda_copy *last = &gpu->copies[gpu->copy_count - (gpu->copy_count > 0)];
-	bool goes_on = gpu->copy_count > 0 && gpu->from == op->local_mr && gpu->to == view &&
-		       op->local_mr->memory.place == WS_CUDA &&
+	bool goes_on = gpu->copy_count > 0 && from != NULL && gpu->from == from && gpu->to == to &&
 		       (uint8_t *)last->to + last->bytes == copy->to &&
 		       (const uint8_t *)last->from + last->bytes == copy->from;
 
 	gpu->copy_bytes += copy->bytes;
-	gpu->from = op->local_mr;
-	gpu->to = view;
+	gpu->from = from;
+	gpu->to = to;
 	if (goes_on)
 		last->bytes += copy->bytes;
 	else
 		gpu->copies[gpu->copy_count++] = *copy;
+}
+
+/* All of it: a kernel may be what reads it. */
+static bool is_page_locked(const void *at, uint64_t bytes)
+{
+	const struct cuda_range range = cuda_range_of(at);
+
+	return range.kind == CUDA_PINNED && cuda_range_has(&range, at, bytes);
 }
 
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
@@ -160,8 +169,8 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
-	if (view->is_gpu && (from_gpu || cuda_range_of(op->local).kind == CUDA_PINNED))
-		copy_keep(gpu, op, view, &copy);
+	if (view->is_gpu && (from_gpu || is_page_locked(op->local, op->bytes)))
+		copy_keep(gpu, from_gpu ? op->local_mr : NULL, view, &copy);
 	else
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);
 	if (gpu->count - gpu->marked >= LAUNCH_OPS || gpu->copy_bytes >= LAUNCH_BYTES)

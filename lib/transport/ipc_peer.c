@@ -362,8 +362,8 @@ static int busy_revoke(struct peer *peer)
 	uint64_t bytes = atomic_load_explicit(&peer->in_tail->bytes, memory_order_relaxed);
 	uint32_t busy = atomic_load_explicit(&peer->in_tail->busy, memory_order_relaxed);
 
-	/* No mapping of a GPU's memory can be taken back, and a queued write needs no thread: all
-	 * that helps is that it ends. */
+	/* No mapping of a GPU's memory can be taken back, and a write that was launched needs no
+	 * thread: all that helps is that it ends, and that its sender goes on and says so. */
 	if ((busy & RING_QUEUED) != 0)
 		return elapsed(peer->abandoned_at_ns, IPC_END_MS_MAX) ? -ENOSPC : -EAGAIN;
 	if (busy == RING_IDLE || bytes == 0)
