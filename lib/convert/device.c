@@ -410,8 +410,9 @@ int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
 			struct ws_error *err)
 {
 	int rc = cuda_use(batch->device, err);
-	if (rc == 0)
-		rc = tables_upload(batch, stream, err);
+	if (rc != 0)
+		return rc;
+	rc = tables_upload(batch, stream, err);
 	for (uint32_t i = 0; rc == 0 && i < TABLES; i++) {
 		struct task_list list = list_of(&batch->tables[i]);
 		if (list.tile_count == 0)
@@ -419,7 +420,9 @@ int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
 		rc = i == TILED ? tiles_launch(&list, stream, err)
 				: whole_launch(&list, i == WHOLE_2 ? 2 : 4, stream, err);
 	}
-	return rc != 0 ? rc : cuda_event_record(batch->done, stream, err);
+	/* Behind what was launched, too, where not all could be. */
+	int recorded = cuda_event_record(batch->done, stream, rc == 0 ? err : NULL);
+	return rc != 0 ? rc : recorded;
 }
 
 int device_batch_done(struct device_batch *batch, struct ws_error *err)

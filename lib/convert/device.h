@@ -41,7 +41,8 @@ bool device_can_whole(const struct move *move);
 /* Forgets all moves.  None may be under way. */
 void device_batch_clear(struct device_batch *batch);
 
-/* On a stream of the batch's device, after what is on it already.  Returns at once.  -EIO. */
+/* On a stream of the batch's device, after what is on it already.  Returns at once.  -EIO: some of
+ * it may have been launched. */
 int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
 			struct ws_error *err);
 /* Of the last launch: 0 it is done, and what it wrote is visible everywhere; -EAGAIN not yet; -EIO.

@@ -109,14 +109,11 @@ static void results_publish(struct stage *stage, uint32_t end)
 	stage_tell(stage);
 }
 
-/* -EAGAIN: the launch is under way.  After an error any may be, and what is told as failed must not
- * be written to any more. */
-static int flight_look(struct stage_gpu *gpu, const struct flight *flight)
+/* Also after an error: what is told as failed must not be written to any more. */
+static bool is_under_way(struct stage_gpu *gpu, const struct flight *flight)
 {
-	if (gpu->stuck)
-		return 0;
-	return gpu->error.code != 0 ? cuda_stream_done(gpu->stream, NULL)
-				    : device_batch_done(flight->batch, &gpu->error);
+	struct ws_error *err = gpu->error.code == 0 ? &gpu->error : NULL;
+	return !gpu->stuck && device_batch_done(flight->batch, err) == -EAGAIN;
 }
 
 /* Ends the oldest launch if it is done, or never will be; false: it isn't yet. */
@@ -128,7 +125,7 @@ static bool flight_end(struct stage *stage)
 		return false;
 	/* The clock first: this process may be stopped in between, and the launch end meanwhile. */
 	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
-	bool under_way = flight_look(gpu, flight) == -EAGAIN;
+	bool under_way = is_under_way(gpu, flight);
 	if (under_way && ns < cuda_stuck_ns())
 		return false;
 	gpu->stuck |= under_way;
