@@ -16,7 +16,7 @@
  * bench/README.md).  Within a GPU the kernel is, at any size.
  */
 #define COPY_ENGINE_BYTES (512u << 10)
-#define COPY_SMALL_FEW	  16u
+#define COPY_SMALL_FEW	  16u /* so few that are smaller go with them (queue.c) */
 
 struct copies {
 	struct cuda_copy list[COPIES_MAX];

@@ -16,7 +16,7 @@
 
 #define LOADS_MAX     64u /* under way */
 #define LOADS_AT_ONCE 16u /* in one launch: PCIe has something to do while the next is made */
-_Static_assert(LOADS_MAX / LOADS_AT_ONCE < CUDA_MARKS_MAX, "each launch has a mark");
+_Static_assert(LOADS_MAX <= CUDA_MARKS_MAX, "each has a mark, if they are launched one by one");
 
 struct load {
 	uint32_t item;
