@@ -158,7 +158,7 @@ static bool is_page_locked(const void *at, uint64_t bytes)
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
-	bool from_gpu = op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA;
+	bool from_gpu = op->local_mr->memory.place == WS_CUDA;
 	const struct cuda_copy copy = {.to = view->memory + (op->remote - view->base),
 				       .from = op->local,
 				       .bytes = op->bytes,

@@ -184,7 +184,7 @@ static enum outcome write_fenced(struct ipc *ipc, const struct op *op, const str
 static bool is_gpu_write(const struct op *op, const struct view *view)
 {
 	return op->bytes > 0 && !op->placed &&
-	       (view->is_gpu || (op->local_mr != NULL && op->local_mr->memory.place == WS_CUDA));
+	       (view->is_gpu || op->local_mr->memory.place == WS_CUDA);
 }
 
 static enum outcome op_write(struct ipc *ipc, const struct op *op, struct failure *failure)
