@@ -150,8 +150,9 @@ WS_API int ws_rollout_open(struct ws_rollout **rollout_out,
 			   const struct ws_rollout_options *options,
 			   const struct ws_rollout_hooks *hooks, void *arg, struct ws_error *err);
 /* Accepts NULL.  Waits for a post step that runs, but not longer than it may take: then its thread
- * and the spare memory that it has are left behind.  Waits a minute for what weightsync, or the
- * engine on options.stream, has queued on the GPU: then it is given up, and memory on it stays. */
+ * and the spare memory that it has are left behind, and options.stream must stay, too, until the
+ * step is back.  Waits a minute for what weightsync, or the engine on options.stream, has queued on
+ * the GPU: then it is given up, and memory on it stays. */
 WS_API void ws_rollout_close(struct ws_rollout *rollout);
 /* As ws_trainer_nics and ws_trainer_core. */
 WS_API const char *ws_rollout_nics(const struct ws_rollout *rollout);
