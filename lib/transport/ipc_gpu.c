@@ -12,10 +12,11 @@
 
 /* A launch is full: so it isn't told too late that its first writes are done. */
 #define LAUNCH_OPS   96u
-#define LAUNCH_BYTES (UINT64_C(64) << 20)
-/* One is carried out, one stands behind it: what is posted meanwhile becomes one launch, since each
- * costs a few microseconds in which nothing is copied. */
-#define LAUNCHES_AHEAD 2u
+#define LAUNCH_BYTES (UINT64_C(48) << 20)
+/* One is carried out, two stand behind it, since it takes a while until the engine comes round
+ * again.  What is posted meanwhile becomes one launch: each costs a few microseconds in which
+ * nothing is copied. */
+#define LAUNCHES_AHEAD 3u
 
 struct flight {
 	struct peer *peer;
