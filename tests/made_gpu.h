@@ -10,17 +10,26 @@
 #define TESTS_MADE_GPU_H
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/base.h"
+#include "lib/convert/device.h"
 #include "lib/cuda/copy.h"
 #include "tests/test.h"
 
-#define JOBS_MAX 8192u
+#define JOBS_MAX  32768u
+#define BATCH_MAX 4096u
+
+struct job {
+	struct cuda_copy copy;
+	const struct move *move; /* if it is one; the batch's */
+};
 
 struct CUstream_st {
-	struct cuda_copy jobs[JOBS_MAX];
+	struct job jobs[JOBS_MAX];
 	uint32_t launch[JOBS_MAX]; /* that a job belongs to */
 	uint64_t done, queued;	   /* jobs; they count on and on */
 	uint32_t launches;
@@ -31,14 +40,15 @@ struct CUevent_st {
 	uint64_t at; /* done when so many jobs are */
 };
 
-static uint64_t random_state;
+static _Atomic uint64_t random_state;
 static uint32_t launches, jobs;	  /* of all streams */
 static bool gpu_fails, gpu_waits; /* it has had a fault; it does nothing now */
 
+static pthread_mutex_t gpu_lock = PTHREAD_MUTEX_INITIALIZER;
+
 static uint64_t draw(uint64_t below)
 {
-	random_state = mix64(random_state + 1);
-	return random_state % below;
+	return mix64(atomic_fetch_add(&random_state, 1) ^ UINT64_C(1) << 40) % below;
 }
 
 static void stream_goes_on(struct CUstream_st *stream, uint64_t most)
@@ -48,11 +58,24 @@ static void stream_goes_on(struct CUstream_st *stream, uint64_t most)
 		while (end < stream->queued &&
 		       stream->launch[end % JOBS_MAX] == stream->launch[first % JOBS_MAX])
 			end++;
-		struct cuda_copy *other = &stream->jobs[(first + draw(end - first)) % JOBS_MAX];
-		struct cuda_copy job = *other;
+		struct job *other = &stream->jobs[(first + draw(end - first)) % JOBS_MAX];
+		struct job job = *other;
 		*other = stream->jobs[first % JOBS_MAX];
-		memcpy(job.to, job.from, job.bytes);
+		if (job.move != NULL)
+			convert_move(job.move);
+		else
+			memcpy(job.copy.to, job.copy.from, job.copy.bytes);
 	}
+}
+
+/* Somebody looks: some of it may have been done meanwhile.  Whether the first so many jobs are. */
+static bool gpu_has_done(struct CUstream_st *stream, const uint64_t *count)
+{
+	pthread_mutex_lock(&gpu_lock);
+	stream_goes_on(stream, draw(4) == 0 ? draw(40) : draw(3));
+	bool done = stream->done >= (count != NULL ? *count : stream->queued);
+	pthread_mutex_unlock(&gpu_lock);
+	return done;
 }
 
 static int fault(struct ws_error *error)
@@ -60,19 +83,31 @@ static int fault(struct ws_error *error)
 	return gpu_fails ? ws_fail(error, -EIO, "the made GPU has a fault") : 0;
 }
 
-int copies_launch(const struct copies *copies, int device, struct CUstream_st *stream,
-		  struct ws_error *error)
+static int jobs_launch(struct CUstream_st *stream, const struct job *list, uint32_t count,
+		       struct ws_error *error)
 {
-	(void)device;
-	ck_assert_uint_le(stream->queued - stream->done + copies->count, JOBS_MAX);
-	for (uint32_t i = 0; i < copies->count; i++, stream->queued++) {
-		stream->jobs[stream->queued % JOBS_MAX] = copies->list[i];
+	pthread_mutex_lock(&gpu_lock);
+	ck_assert_uint_le(stream->queued - stream->done + count, JOBS_MAX);
+	for (uint32_t i = 0; i < count; i++, stream->queued++) {
+		stream->jobs[stream->queued % JOBS_MAX] = list[i];
 		stream->launch[stream->queued % JOBS_MAX] = stream->launches;
 	}
 	stream->launches++;
 	launches++;
-	jobs += copies->count;
+	jobs += count;
+	pthread_mutex_unlock(&gpu_lock);
 	return fault(error);
+}
+
+int copies_launch(const struct copies *copies, int device, struct CUstream_st *stream,
+		  struct ws_error *error)
+{
+	struct job list[COPIES_MAX];
+
+	(void)device;
+	for (uint32_t i = 0; i < copies->count; i++)
+		list[i] = (struct job){.copy = copies->list[i]};
+	return jobs_launch(stream, list, copies->count, error);
 }
 
 int copies_by_engine(const struct copies *copies, struct CUstream_st *stream,
@@ -85,8 +120,10 @@ int copies_by_engine(const struct copies *copies, struct CUstream_st *stream,
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
 	      struct ws_error *error)
 {
+	pthread_mutex_lock(&gpu_lock);
 	stream_goes_on(stream, JOBS_MAX);
 	memcpy(dst, src, bytes);
+	pthread_mutex_unlock(&gpu_lock);
 	return fault(error);
 }
 
@@ -112,10 +149,9 @@ void cuda_stream_close(struct CUstream_st *stream)
 
 int cuda_stream_done(struct CUstream_st *stream, struct ws_error *error)
 {
-	stream_goes_on(stream, draw(40));
-	if (gpu_fails)
-		return fault(error);
-	return stream->done == stream->queued ? 0 : -EAGAIN;
+	bool done = gpu_has_done(stream, NULL);
+
+	return gpu_fails ? fault(error) : done ? 0 : -EAGAIN;
 }
 
 int cuda_event_open(int device, bool timed, struct CUevent_st **event_out, struct ws_error *error)
@@ -133,17 +169,17 @@ void cuda_event_close(struct CUevent_st *event)
 
 int cuda_event_record(struct CUevent_st *event, struct CUstream_st *stream, struct ws_error *error)
 {
+	pthread_mutex_lock(&gpu_lock);
 	*event = (struct CUevent_st){.stream = stream, .at = stream->queued};
+	pthread_mutex_unlock(&gpu_lock);
 	return fault(error);
 }
 
 int cuda_event_done(struct CUevent_st *event, struct ws_error *error)
 {
-	if (event->stream != NULL)
-		stream_goes_on(event->stream, draw(40));
-	if (gpu_fails)
-		return fault(error);
-	return event->stream == NULL || event->stream->done >= event->at ? 0 : -EAGAIN;
+	bool done = event->stream == NULL || gpu_has_done(event->stream, &event->at);
+
+	return gpu_fails ? fault(error) : done ? 0 : -EAGAIN;
 }
 
 bool cuda_built_in(void)
@@ -230,6 +266,104 @@ int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offs
 	*fd_out = -1;
 	*offset_out = 0;
 	return ws_fail(error, -ENOTSUP, "a made GPU makes no dma-buf");
+}
+
+int cuda_flush_wanted(int device, bool *wanted_out, struct ws_error *error)
+{
+	(void)device;
+	*wanted_out = false;
+	return fault(error);
+}
+
+int cuda_flush(int device, struct ws_error *error)
+{
+	(void)device;
+	return fault(error);
+}
+
+int cuda_pin(void *base, size_t bytes, struct ws_error *error)
+{
+	(void)base;
+	(void)bytes;
+	return fault(error);
+}
+
+void cuda_unpin(void *base)
+{
+	(void)base;
+}
+
+/* ---------------------------------------------------------------- batches of moves */
+
+struct device_batch {
+	struct CUevent_st done;
+	uint32_t count, move_max;
+	struct job jobs[BATCH_MAX];
+	struct move moves[BATCH_MAX];
+	struct blocks blocks[BATCH_MAX];
+	struct quant quants[BATCH_MAX];
+};
+
+int device_batch_open(struct device_batch **batch_out, int device, uint32_t move_max,
+		      struct ws_error *error)
+{
+	(void)device;
+	*batch_out = calloc(1, sizeof(**batch_out));
+	(*batch_out)->move_max = move_max;
+	ck_assert_uint_le(move_max, BATCH_MAX);
+	return fault(error);
+}
+
+void device_batch_close(struct device_batch *batch)
+{
+	free(batch);
+}
+
+bool device_can_whole(const struct move *move)
+{
+	(void)move;
+	return false;
+}
+
+int device_batch_add(struct device_batch *batch, const struct move *move, struct ws_error *error)
+{
+	uint32_t at = batch->count;
+
+	/* Full at any time, but not empty. */
+	if (at == batch->move_max || (at > 0 && draw(50) == 0))
+		return ws_fail(error, -ENOSPC, "full");
+	batch->moves[at] = *move;
+	batch->jobs[at] = (struct job){.move = &batch->moves[at]};
+	if (move->blocks != NULL) {
+		batch->blocks[at] = *move->blocks;
+		batch->quants[at] = *move->blocks->quant;
+		batch->blocks[at].quant = &batch->quants[at];
+		batch->moves[at].blocks = &batch->blocks[at];
+	}
+	batch->count++;
+	return 0;
+}
+
+int device_batch_launch(struct device_batch *batch, struct CUstream_st *stream,
+			struct ws_error *error)
+{
+	int rc = jobs_launch(stream, batch->jobs, batch->count, error);
+
+	if (rc != 0)
+		return rc;
+	return cuda_event_record(&batch->done, stream, error);
+}
+
+int device_batch_done(struct device_batch *batch, struct ws_error *error)
+{
+	return cuda_event_done(&batch->done, error);
+}
+
+void device_batch_clear(struct device_batch *batch)
+{
+	/* None may be under way. */
+	ck_assert(cuda_event_done(&batch->done, NULL) != -EAGAIN);
+	batch->count = 0;
 }
 
 #endif

@@ -252,6 +252,6 @@ bool stage_gpu_turn(struct stage *stage)
 		;
 	if (count == 0 && gpu->count > 0)
 		sched_yield();
-	/* What was kept goes next, also if nothing is under way any more: nobody wakes me for it. */
+	/* What was kept goes next, also if nothing is under way any more: nobody wakes me again. */
 	return tail != head || gpu->count > 0;
 }

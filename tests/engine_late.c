@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine whose staging, and a ring of offloaded sources, lie on a made GPU, over ipc to another
+ * one in this process: whatever the GPU is late with, what is told as landed has landed, and all of
+ * it does.
+ */
+#include "tests/made_gpu.h"
+
+#include "lib/engine/engine.h"
+
+#define OP_BYTES 4096u
+#define SENDS	 60u
+#define OPS_MAX	 3u
+#define MOVES	 4u /* of a send: each a quarter of it */
+#define ROOM	 ((uint64_t)OPS_MAX * OP_BYTES)
+#define NONE	 UINT32_MAX
+
+static struct ws_error error;
+
+struct world {
+	struct engine *engines[2];
+	struct engine_peer *peers[2];
+	struct ws_memory memory; /* the receiver's region 1 */
+	uint8_t source[SENDS * ROOM];
+	struct gather_move moves[SENDS][MOVES];
+	struct send sends[SENDS];
+	struct receive receives[SENDS];
+	struct op_range ranges[SENDS];
+	uint32_t received, sends_done;
+};
+
+static void connect(struct world *world)
+{
+	struct writer out[4] = {WRITER_INIT(1 << 20), WRITER_INIT(1 << 20), WRITER_INIT(1 << 20),
+				WRITER_INIT(1 << 20)};
+
+	for (int i = 0; i < 2; i++) {
+		ck_ok(engine_peer_open(world->engines[i], "other", &world->peers[i], &out[i],
+				       &error),
+		      error);
+		engine_regions_encode(world->engines[i], &out[2 + i]);
+	}
+	for (int i = 0; i < 2; i++) {
+		const struct writer *address = &out[1 - i], *regions = &out[3 - i];
+		ck_ok(engine_peer_connect(world->engines[i], world->peers[i], address->bytes,
+					  address->count, &error),
+		      error);
+		ck_ok(engine_peer_regions(world->engines[i], world->peers[i], regions->bytes,
+					  regions->count, &error),
+		      error);
+	}
+	for (int i = 0; i < 4; i++)
+		writer_release(&out[i]);
+}
+
+/* Quarters of a send come from the source in the other order. */
+static void send_make(struct world *world, uint32_t index)
+{
+	uint64_t part = (1 + draw(OPS_MAX)) * OP_BYTES / MOVES, bytes = MOVES * part;
+	uint32_t ops = (uint32_t)engine_op_count(bytes, OP_BYTES);
+
+	for (uint32_t i = 0; i < MOVES; i++)
+		world->moves[index][i] = (struct gather_move){
+			.move = {.src = world->source + index * ROOM + (MOVES - 1 - i) * part,
+				 .dim_count = 1,
+				 .extent = {part},
+				 .src_stride = {1},
+				 .dst_stride = {1},
+				 .from = WS_U8,
+				 .to = WS_U8},
+			.wire_offset = i * part};
+	world->sends[index] = (struct send){.peer = world->peers[0],
+					    .bytes = bytes,
+					    .first_op_id = index * OPS_MAX,
+					    .moves = world->moves[index],
+					    .move_count = MOVES,
+					    .remote_region = 1,
+					    .remote_offset = index * ROOM,
+					    .credit_op_id = NONE,
+					    .bucket = index / 8};
+	world->receives[index] = (struct receive){.peer = world->peers[1],
+						  .op_count = ops,
+						  .bytes = bytes,
+						  .digest_op_id = NONE,
+						  .credit_op_id = NONE};
+	world->ranges[index] =
+		(struct op_range){.first_op_id = index * OPS_MAX, .count = ops, .receive = index};
+}
+
+static void world_open(struct world *world, int seed)
+{
+	/* None, smaller than a bucket, for all. */
+	static const uint64_t rings[] = {0, 65536, 1 << 20};
+	const struct device device = {.transport = "ipc", .name = "host"};
+	uint32_t region;
+
+	random_state = (uint64_t)seed;
+	for (int i = 0; i < 2; i++) {
+		const struct engine_options options = {.devices = &device,
+						       .device_count = 1,
+						       .op_bytes = OP_BYTES,
+						       .staging_bytes = (1 + draw(40)) * OP_BYTES,
+						       .ring_bytes = i == 0 ? rings[seed % 3] : 0,
+						       .place = i == 0 ? WS_CUDA : WS_HOST};
+		ck_ok(engine_open(&world->engines[i], &options, &error), error);
+	}
+	world->memory = (struct ws_memory){.place = WS_CUDA, .device = seed % 2};
+	ck_ok(ws_memory_alloc(&world->memory, SENDS * ROOM, &error), error);
+	ck_ok(engine_region_add(world->engines[1], &world->memory, &region, &error), error);
+	connect(world);
+	for (uint32_t i = 0; i < SENDS; i++)
+		send_make(world, i);
+	const struct engine_program sender = {.sends = world->sends, .send_count = SENDS};
+	const struct engine_program receiver = {.receives = world->receives,
+						.receive_count = SENDS,
+						.ranges = world->ranges,
+						.range_count = SENDS,
+						.op_id_count = SENDS * OPS_MAX};
+	ck_ok(engine_set_program(world->engines[0], &sender, &error), error);
+	ck_ok(engine_set_program(world->engines[1], &receiver, &error), error);
+}
+
+static void landed_check(const struct world *world, uint32_t index)
+{
+	const uint8_t *landed = (const uint8_t *)world->memory.base + index * ROOM;
+	uint64_t part = world->sends[index].bytes / MOVES;
+
+	for (uint32_t i = 0; i < MOVES; i++)
+		ck_assert_msg(memcmp(landed + i * part, world->moves[index][i].move.src, part) == 0,
+			      "send %u is told before it has landed", index);
+}
+
+static void world_step(struct world *world)
+{
+	struct engine_event events[16];
+
+	for (int i = 0; i < 2; i++) {
+		int count = engine_step(world->engines[i], events, (int)ARRAY_SIZE(events));
+		for (int e = 0; e < count; e++) {
+			if (events[e].kind == ENGINE_RECEIVE_DONE)
+				landed_check(world, events[e].receive);
+			else
+				ck_assert_int_eq(events[e].kind, ENGINE_SENDS_DONE);
+			world->received += events[e].kind == ENGINE_RECEIVE_DONE;
+			world->sends_done += events[e].kind == ENGINE_SENDS_DONE && i == 0;
+		}
+	}
+}
+
+static void update(struct world *world, uint64_t attempt)
+{
+	for (size_t i = 0; i < sizeof(world->source); i++)
+		world->source[i] = (uint8_t)mix64(i ^ attempt << 32);
+	world->received = world->sends_done = 0;
+	for (int i = 0; i < 2; i++)
+		ck_ok(engine_arm(world->engines[i], attempt, &error), error);
+	engine_peer_ready(world->engines[0], world->peers[0]);
+	ck_until(world->received == SENDS && world->sends_done == 1, world_step(world));
+	for (uint32_t i = 0; i < SENDS; i++)
+		landed_check(world, i);
+	for (int i = 0; i < 2; i++)
+		engine_end(world->engines[i]);
+}
+
+START_TEST(what_is_told_as_landed_has_landed_and_all_of_it_does)
+{
+	struct world *world = calloc(1, sizeof(*world));
+
+	world_open(world, _i);
+	for (uint64_t attempt = 1; attempt <= 5; attempt++)
+		update(world, attempt);
+	for (int i = 0; i < 2; i++)
+		engine_close(world->engines[i]);
+	ws_memory_free(&world->memory);
+	free(world);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *s = suite_create("engine_late");
+	TCase *tc = tcase_create("made GPUs");
+
+	tcase_set_timeout(tc, 120);
+	tcase_add_loop_test(tc, what_is_told_as_landed_has_landed_and_all_of_it_does, 0, 30);
+	suite_add_tcase(s, tc);
+	return s;
+}
