@@ -104,8 +104,8 @@ int host_alloc(struct ws_memory *memory, size_t bytes, struct ws_error *err)
 		return ws_fail(err, -ENOMEM, "%zu bytes are more than an address space holds",
 			       bytes);
 	size_t rounded = (bytes + (bytes == 0) + page - 1) & ~(page - 1);
-	void *base;
-	int fd;
+	void *base = NULL;
+	int fd = -1;
 	int rc = memory_file_make(rounded, &fd, &base, err);
 	if (rc != 0)
 		return rc;

@@ -427,11 +427,11 @@ int memories_pin(const struct ws_memory *memories, uint32_t count, int device, s
 	int before = cuda_current();
 	struct sorted *list;
 	uint32_t used;
-	int rc = sorted_make(memories, count, &list, &used, err);
 
 	*pins = (struct pins){.device = device, .bases = mem_alloc(count * sizeof(void *))};
-	if (rc == 0 && pins->bases == NULL)
-		rc = ws_fail(err, -ENOMEM, "no memory for a list of %u params", count);
+	if (pins->bases == NULL)
+		return ws_fail(err, -ENOMEM, "no memory for a list of %u params", count);
+	int rc = sorted_make(memories, count, &list, &used, err);
 	if (rc == 0)
 		rc = cuda_use(device, err);
 	if (rc == 0)
