@@ -76,11 +76,11 @@ fp8 "$spoiled" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
 
 # What is quantized already goes as it is, its scales with it.
 name="codes and scales of a quantized checkpoint go as they are"
-python3 "$tests/make_fp8_checkpoint.py" "$qwen" "$work/fp8" &&
-	manifests "$name" "$work/fp8" "--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2" &&
+python3 "$tests/make_fp8_checkpoint.py" "$qwen" "$work/fp8" || failed "$name" "no checkpoint"
+manifests "$name" "$work/fp8" "--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2" &&
 	make_plan "$name" 1 && run_over "$name" "$work/fp8" 1 ipc
 name="any codes and scales of a quantized checkpoint are dequantized for MLA"
-python3 "$tests/make_fp8_checkpoint.py" "$kimi" "$work/fp8-mla" &&
-	manifests "$name" "$work/fp8-mla" "--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived" &&
+python3 "$tests/make_fp8_checkpoint.py" "$kimi" "$work/fp8-mla" || failed "$name" "no checkpoint"
+manifests "$name" "$work/fp8-mla" "--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived" &&
 	make_plan "$name" 1 && run_over "$name" "$work/fp8-mla" 1 ipc && derived "$name"
 exit "$failures"

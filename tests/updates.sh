@@ -48,9 +48,13 @@ json.dump({'map_version': 1, 'physical_to_logical_map': slots}, open('$work/eplb
 pair "megatron to vllm with redundant experts (qwen3 moe)" "$work/qwen3-30b-a3b" 1 \
 	"--layout megatron --mesh tp=1,ep=2" "--layout vllm --mesh tp=2,ep=2 --eplb $work/eplb.json"
 
-"$ws" manifest --model "$work/qwen3-32b" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" &&
-	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" &&
-	run_both "explicit rows of an unknown framework to vllm tp=2 (qwen3)" "$work/qwen3-32b" 1 --recv-staging-bytes 1M
+name="explicit rows of an unknown framework to vllm tp=2 (qwen3)"
+if "$ws" manifest --model "$work/qwen3-32b" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" 2>"$work/log" &&
+	python3 "$tests/make_rows.py" "$work/R.json" 2 "$work/T.json" 2>>"$work/log"; then
+	run_both "$name" "$work/qwen3-32b" 1 --recv-staging-bytes 1M
+else
+	failed "$name" "no manifests" "$work/log"
+fi
 
 if reference_python numpy safetensors; then
 	"$python" "$tests/make_checkpoint.py" "$work/tied"
