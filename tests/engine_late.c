@@ -87,6 +87,21 @@ static void send_make(struct world *world, uint32_t index)
 		(struct op_range){.first_op_id = index * OPS_MAX, .count = ops, .receive = index};
 }
 
+static void wire(struct world *world)
+{
+	connect(world);
+	for (uint32_t i = 0; i < SENDS; i++)
+		send_make(world, i);
+	const struct engine_program sender = {.sends = world->sends, .send_count = SENDS};
+	const struct engine_program receiver = {.receives = world->receives,
+						.receive_count = SENDS,
+						.ranges = world->ranges,
+						.range_count = SENDS,
+						.op_id_count = SENDS * OPS_MAX};
+	ck_ok(engine_set_program(world->engines[0], &sender, &error), error);
+	ck_ok(engine_set_program(world->engines[1], &receiver, &error), error);
+}
+
 static void world_open(struct world *world, int seed)
 {
 	/* None, smaller than a bucket, for all. */
@@ -107,17 +122,7 @@ static void world_open(struct world *world, int seed)
 	world->memory = (struct ws_memory){.place = WS_CUDA, .device = seed % 2};
 	ck_ok(ws_memory_alloc(&world->memory, SENDS * ROOM, &error), error);
 	ck_ok(engine_region_add(world->engines[1], &world->memory, &region, &error), error);
-	connect(world);
-	for (uint32_t i = 0; i < SENDS; i++)
-		send_make(world, i);
-	const struct engine_program sender = {.sends = world->sends, .send_count = SENDS};
-	const struct engine_program receiver = {.receives = world->receives,
-						.receive_count = SENDS,
-						.ranges = world->ranges,
-						.range_count = SENDS,
-						.op_id_count = SENDS * OPS_MAX};
-	ck_ok(engine_set_program(world->engines[0], &sender, &error), error);
-	ck_ok(engine_set_program(world->engines[1], &receiver, &error), error);
+	wire(world);
 }
 
 static void landed_check(const struct world *world, uint32_t index)
@@ -162,13 +167,53 @@ static void update(struct world *world, uint64_t attempt)
 		engine_end(world->engines[i]);
 }
 
+/* 0: all is closed. */
+static int fence(struct world *world, int end)
+{
+	struct engine_event events[16];
+	bool closed;
+	int rc = engine_fence(world->engines[end], &closed, &error);
+
+	ck_assert_msg(rc == 0 || rc == -EAGAIN, "%d: %s", rc, error.text);
+	for (int i = 0; i < 2; i++)
+		(void)engine_step(world->engines[i], events, (int)ARRAY_SIZE(events));
+	return rc;
+}
+
+/* At any moment; the sender goes on for a while.  Nothing lands after the receiver's fence. */
+static void break_off(struct world *world, uint64_t attempt)
+{
+	uint8_t *landed = world->memory.base;
+
+	world->received = world->sends_done = 0;
+	for (int i = 0; i < 2; i++)
+		ck_ok(engine_arm(world->engines[i], attempt, &error), error);
+	engine_peer_ready(world->engines[0], world->peers[0]);
+	for (uint64_t steps = draw(300); steps > 0; steps--)
+		world_step(world);
+	engine_end(world->engines[1]);
+	engine_peer_quiet(world->engines[0], world->peers[0]);
+	ck_until(fence(world, 1) == 0, (void)0);
+	memset(landed, 0x77, SENDS * ROOM);
+	ck_until(fence(world, 0) == 0, (void)0);
+	uint64_t kept = 0;
+	while (kept < SENDS * ROOM && landed[kept] == 0x77)
+		kept++;
+	ck_assert_msg(kept == SENDS * ROOM, "byte %llu has landed after the fence",
+		      (unsigned long long)kept);
+	wire(world);
+}
+
 START_TEST(what_is_told_as_landed_has_landed_and_all_of_it_does)
 {
 	struct world *world = calloc(1, sizeof(*world));
 
 	world_open(world, _i);
-	for (uint64_t attempt = 1; attempt <= 5; attempt++)
-		update(world, attempt);
+	for (uint64_t attempt = 1; attempt <= 6; attempt++)
+		if (attempt % 3 == 0)
+			break_off(world, attempt);
+		else
+			update(world, attempt);
 	for (int i = 0; i < 2; i++)
 		engine_close(world->engines[i]);
 	ws_memory_free(&world->memory);
