@@ -141,7 +141,6 @@ void world_hub_close_beside(struct world *world, bool leaves)
 	if (leaves) {
 		member_close(world->actor[0].member);
 		world->actor[0].member = NULL;
-		world_run_ms(world, 100);
 	}
 	ck_assert_int_eq(pthread_create(&world->closer, NULL, hub_closer, world->hub), 0);
 	world->has_closer = true;
