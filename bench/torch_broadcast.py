@@ -24,8 +24,11 @@ import sys
 import time
 import typing
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    sys.exit(f"torch_broadcast.py: {error}: run it by a python3 that has PyTorch with CUDA, on a machine with two GPUs")
 
 LAYERS, EXPERTS, HIDDEN, EXPERT, VOCABULARY = 48, 128, 2048, 768, 151936
 BLOCK, LARGEST, EPS = 128, 448.0, 1e-4

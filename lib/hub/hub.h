@@ -72,7 +72,8 @@ struct hub_options {
 /* Binds and starts the hub's thread.  The incarnation is taken from the clock, so that a
  * restarted hub's is higher. */
 int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
-/* Tells members goodbye, stops the thread.  They end with code 0, "the run ended", when the first
+/* Hears whether a trainer has just left (half a second at most), tells members goodbye, stops the
+ * thread.  They end with code 0, "the run ended", when the first
  * wiring was done, no attempt is open, the last one didn't fail and a trainer has left; else with
  * -ESTALE or the last push's error (never -ECONNRESET or -ECANCELED, which a side's caller takes
  * for a hub that may come back and for its own wish).  A hub whose trainers have all left says so
