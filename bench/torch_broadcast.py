@@ -6,13 +6,15 @@ tensor as Hugging Face names them, to a rollout's GPU 1 that has an engine's sta
 Rows, in turns; the first turn isn't counted:
   per-tensor  a broadcast of each tensor, straight into the stacked tensor's rows
   bucketed    buckets of 512 MiB: torch.cat, one broadcast, then split and copied into the stacked tensors
+  one-by-one  the same, but a bucket ends at both before the next begins, as where each is a request to the engine
+              (slime, SGLang's flattened buckets: views of bytes, made anew each time); a barrier here, no request
   quantized   FP8 e4m3 by blocks of 128 x 128 in eager PyTorch, tensor by tensor; a broadcast of codes, one of scales
 
 Seconds are from a barrier until both ends have synchronized.  Where a tensor goes is known beforehand: an engine's
 load_weights, which finds that out by name each time, isn't part of it.  In the end each row runs once more, into
 zeroed memory, and every byte is compared with what the rollout makes of the trainer's seeds.
 
-usage: torch_broadcast.py [--rows per-tensor,bucketed,quantized] [--rounds 5] [--scale N] [--json] [--file-init PATH]
+usage: torch_broadcast.py [--rows per-tensor,bucketed,..] [--rounds 5] [--scale N] [--json] [--file-init PATH]
 """
 import argparse
 import datetime
@@ -154,6 +156,21 @@ def bucketed(end):
                 weight.copy_(part)
 
 
+def one_by_one(end):
+    for weights, _ in end.buckets:
+        if end.trains:
+            bucket = torch.cat([weight.flatten().view(torch.uint8) for weight in weights])
+        else:
+            bucket = torch.empty(sum(weight.nbytes for weight in weights), dtype=torch.uint8, device=end.device)
+        dist.broadcast(bucket, TRAINER)
+        first = 0
+        for weight in [] if end.trains else weights:
+            weight.copy_(bucket[first:first + weight.nbytes].view(weight.dtype).reshape(weight.shape))
+            first += weight.nbytes
+        end.synchronize()
+        dist.barrier()
+
+
 def quantized(end):
     for i, piece in enumerate(end.pieces):
         if not piece.quantized:
@@ -164,7 +181,7 @@ def quantized(end):
         dist.broadcast(scales, TRAINER)
 
 
-ROWS = {"per-tensor": per_tensor, "bucketed": bucketed, "quantized": quantized}
+ROWS = {"per-tensor": per_tensor, "bucketed": bucketed, "one-by-one": one_by_one, "quantized": quantized}
 
 
 def row_bytes(row, pieces):

@@ -51,7 +51,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		{"rollout", 0, OPTION_TEXT, &wanted.manifests[SIDE_ROLLOUT], "FILE",
 		 "update: the other side's"},
 		{"staging-bytes", 0, OPTION_BYTES, &wanted.staging_bytes, "SIZE",
-		 "update: the trainer's (default 256M)"},
+		 "update: the trainer's (default up to 512M)"},
 		{"offload", 0, OPTION_FLAG, &wanted.offload, NULL,
 		 "update: the trainer's params lie in the host's memory"},
 		{"nccl", 0, OPTION_TEXT, &wanted.nccl, "FILE",

@@ -40,7 +40,7 @@ static int push_run(const struct command *command, int argc, char **argv)
 		OPTIONS_OF_NICS(job, nics),
 		{"memory", 0, OPTION_TEXT, &job.trainer_memory, "KIND", TRAINER_MEMORY_KINDS},
 		{"staging-bytes", 0, OPTION_BYTES, &job.staging_bytes, "SIZE",
-		 "staging, at most (default 64M, of a GPU 256M)"},
+		 "staging, at most (default 64M, of a GPU up to 512M)"},
 		{"offload-bytes", 0, OPTION_BYTES, &job.offload_bytes, "SIZE",
 		 "a GPU's memory that offloaded params come through (default 512M)"},
 		{"deadline", 0, OPTION_MS, &job.deadline_ms, "TIME", "for one push (default 2m)"},

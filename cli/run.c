@@ -94,7 +94,7 @@ static int run_run(const struct command *command, int argc, char **argv)
 		{"op-bytes", 0, OPTION_BYTES, &rules->op_bytes, "SIZE",
 		 "largest write (default 1M)"},
 		{"staging-bytes", 0, OPTION_BYTES, &job.staging_bytes, "SIZE",
-		 "a trainer's staging, at most (default 64M, of a GPU 256M)"},
+		 "a trainer's staging, at most (default 64M, of a GPU up to 512M)"},
 		{"offload-bytes", 0, OPTION_BYTES, &job.offload_bytes, "SIZE",
 		 "a GPU's memory that offloaded params come through (default 512M)"},
 		{"recv-staging-bytes", 0, OPTION_BYTES, &rules->recv_staging_bytes, "SIZE",

@@ -32,7 +32,7 @@
 #define SLOTS_MAX ((uint32_t)ARRAY_SIZE(((struct pair_frame *)0)->slot_offset))
 
 #define MEMBER_NAME_BYTES_MAX 64
-#define STAGING_GPU_BYTES     (UINT64_C(256) << 20) /* unless it is told otherwise */
+#define STAGING_GPU_BYTES     (UINT64_C(512) << 20) /* at most, unless it is told otherwise */
 
 /* The body of a rollout's ready: which buffer set may be written. */
 #define READY_BODY_BYTES 4u

@@ -193,14 +193,24 @@ static int work_place_find(struct ws_trainer *trainer, struct ws_error *err)
 	return 0;
 }
 
-/* A GPU is so far ahead of what NVLink takes, and hears of it so late, that it needs more. */
+/* A GPU is so far ahead of what NVLink takes, and hears of it so late, that it needs more: up to
+ * all that is gathered in an update. */
 static uint64_t staging_bytes(const struct ws_trainer *trainer)
 {
+	const struct rules *rules = &trainer->wire.rules;
+	struct plan_cursor cursor = {0};
+	struct plan_copy copy;
+	uint64_t gathered = 0;
+
 	if (trainer->staging_bytes != 0)
 		return trainer->staging_bytes;
-	return trainer->place.place == WS_CUDA
-		       ? MAX(trainer->wire.rules.staging_bytes, STAGING_GPU_BYTES)
-		       : trainer->wire.rules.staging_bytes;
+	if (trainer->place.place != WS_CUDA)
+		return rules->staging_bytes;
+	while (gathered < STAGING_GPU_BYTES &&
+	       plan_next_send(trainer->source.plan, &cursor, &copy))
+		if (copy.gather)
+			gathered += (uint64_t)copy.op_count * rules->op_bytes;
+	return MAX(rules->staging_bytes, MIN(gathered, STAGING_GPU_BYTES));
 }
 
 static int engine_make(struct ws_trainer *trainer, struct ws_error *err)

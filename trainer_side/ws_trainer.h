@@ -50,7 +50,7 @@ struct ws_trainer_options {
 	/* This process among the run's on this host.  0 of 0: unknown.  Where there are cores to
 	 * spare, the I/O thread gets one near the NICs to itself. */
 	uint32_t local_rank, local_ranks;
-	/* The hard watermark of what is gathered, cast or quantized.  0: 64 MiB, 256 MiB of a GPU's
+	/* The hard watermark of what is gathered, cast or quantized.  0: 64 MiB, up to 512 MiB of a GPU's
 	 * memory where params are on one, or offloaded. */
 	uint64_t staging_bytes;
 	/*
