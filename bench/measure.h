@@ -86,6 +86,13 @@ int bench_convert(const struct bench_options *options, struct ws_error *err);
 int bench_convert_gpu(const struct bench_options *options, struct ws_error *err);
 
 /*
+ * Copies from GPU 0 to GPU 1 (within it, where there is one), and from page-locked memory: by a
+ * call each, by a copy engine and by a kernel, in pieces and launches of many sizes, against one
+ * copy of all.  In turns; every byte is compared.
+ */
+int bench_copies(const struct bench_options *options, struct ws_error *err);
+
+/*
  * Whole updates of a model from one GPU to another (or to the same, where there is one), beside one
  * copy of as many bytes and NCCL's broadcasts.  Forks, before it opens CUDA.
  */

@@ -21,7 +21,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		 "addresses or devices (default: 127.0.0.1 of tcp, all of verbs)"},
 		{"what", 0, OPTION_TEXT, &wanted.what, "ROW",
 		 "latency, stream, small, mesh or incast; of convert amax, quantize, both, whole, cast or "
-		 "dequantize (default: all)"},
+		 "dequantize; of copies engine, .. (default: all)"},
 		{"op-bytes", 0, OPTION_BYTES, &wanted.op_bytes, "SIZE",
 		 "bytes of a write (default: each row's)"},
 		{"depth", 0, OPTION_COUNT, &wanted.depth, "N", "writes in flight (default 16)"},
@@ -72,6 +72,8 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		bench = bench_plan;
 	else if (count == 1 && strcmp(what, "convert") == 0)
 		bench = wanted.gpu != NULL ? bench_convert_gpu : bench_convert;
+	else if (count == 1 && strcmp(what, "copies") == 0)
+		bench = bench_copies;
 	else if (count == 1 && strcmp(what, "update") == 0)
 		bench = bench_update;
 	else if (count == 1 && strcmp(what, "overhead") == 0)
@@ -79,7 +81,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 	if (bench == NULL)
 		return say_usage(
 			command,
-			"the benchmarks there are: transfer, plan, convert, update, overhead");
+			"the benchmarks there are: transfer, plan, convert, copies, update, overhead");
 	const char **list = NULL;
 	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});
@@ -97,11 +99,12 @@ const struct command command_bench = {
 	.name = "bench",
 	.summary = "Measures the product against a baseline, in turns, in one run",
 	.usage =
-		"transfer|plan|convert|update|overhead [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
+		"transfer|plan|convert|copies|update|overhead [--transport NAME] [--what ROW] [--op-bytes SIZE] [--json]",
 	.more = "transfer: the engine against bare fi_writemsg (fabric), memcpy and libfabric's shm (ipc),\n"
 		"  ib_write_bw (verbs, between two hosts: start one with --listen, the other with --peer).\n"
 		"plan: time and memory from manifests to a checked plan, 32 to 2,048 trainer ranks.\n"
 		"convert: weights to FP8 and back on one core, by AVX-512, AVX2 and plain C, against memcpy.\n"
+		"copies: from one GPU to another, and from its host, by call, copy engine and kernel.\n"
 		"update: a model from one GPU to another, against one copy of its bytes and NCCL's broadcasts.\n"
 		"overhead: updates of a few bytes within this host, by phase, against bare TCP round trips.\n",
 	.run = bench_run,

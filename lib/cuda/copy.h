@@ -11,9 +11,9 @@
 #define COPY_CHUNK_BYTES (64u << 10) /* what a block takes at a time; a multiple of 16 */
 
 /*
- * From here on a copy engine is faster between GPUs: it takes 1 us for each copy, however small,
- * and then 388 GB/s over NVLink for batches of 1 MiB, 394 for 4 MiB; the kernel 365 (2 x H200,
- * bench/README.md).  Within a GPU the kernel is, at any size.
+ * From here on a copy engine is faster between GPUs: it takes 5 us for each launch and 1 us for
+ * each copy, however small, and has 395 GB/s over NVLink; the kernel 365 (2 x H200, bench copies).
+ * Within a GPU the kernel is, at any size.
  */
 #define COPY_ENGINE_BYTES (512u << 10)
 #define COPY_SMALL_FEW	  16u /* so few that are smaller go with them (queue.c) */
