@@ -2,17 +2,14 @@
 /*
  * Updates into a GPU whose engine gives its stream: unpacking, post steps and the copy after commit
  * are on it, behind what the engine has put there, and before what it puts there next.  Without
- * one they wait for none of the engine's.  And a side is closed while a step's kernel hangs, and a
- * trainer that gathers little takes little staging.
+ * one they wait for none of the engine's.  And a side is closed while a step's kernel hangs.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "lib/engine/engine_internal.h"
 #include "tests/gpu_hang.h"
 #include "tests/update_world.h"
-#include "trainer_side/trainer_internal.h"
 
 #define STUCK_MS 6000 /* after post_ms, of which a world makes more */
 #define BOUND_MS 30000
@@ -240,22 +237,6 @@ START_TEST(a_side_is_closed_while_what_a_step_queued_hangs)
 }
 END_TEST
 
-START_TEST(a_trainer_has_no_more_staging_than_it_gathers)
-{
-	struct world_options options = packed;
-
-	options.staging_bytes = 0;
-	struct world *world = world_open(&options);
-	world_push_good(world, 1, true);
-	for (uint32_t i = 0; i < options.trainers; i++) {
-		const struct engine *engine = world->trainer[i].trainer->engine;
-		ck_assert_int_eq(engine->staging.place, WS_CUDA);
-		ck_assert_uint_eq(engine->staging.bytes, 64u << 20);
-	}
-	world_close(world);
-}
-END_TEST
-
 Suite *suite(void)
 {
 	if (!gpus_are_there(1))
@@ -271,7 +252,6 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, a_version_has_not_landed_before_what_its_steps_queued_is_done, 0,
 			    4);
 	tcase_add_loop_test(tc, a_side_is_closed_while_what_a_step_queued_hangs, 0, 4);
-	tcase_add_test(tc, a_trainer_has_no_more_staging_than_it_gathers);
 	suite_add_tcase(s, tc);
 	return s;
 }
