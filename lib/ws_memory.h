@@ -47,7 +47,8 @@ WS_API enum ws_dtype ws_dtype_parse(const char *name);
 
 enum ws_place { WS_HOST = 0, WS_CUDA };
 
-/* A borrowed stretch of memory: the owner keeps it mapped while weightsync has it registered. */
+/* A borrowed stretch of memory: the owner keeps it mapped, and page-locked if it is, while
+ * weightsync has it registered. */
 struct ws_memory {
 	void *base;
 	size_t bytes;

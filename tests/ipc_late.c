@@ -49,7 +49,7 @@ static void plan_make(struct plan *plan)
 	}
 }
 
-static void world_open(struct world *world, int seed)
+static void world_open_from(struct world *world, enum ws_place place, int seed)
 {
 	static const char *const devices[2] = {"host", "host"};
 	struct pair *pair = &world->pair;
@@ -59,7 +59,8 @@ static void world_open(struct world *world, int seed)
 	pair->allocated = true;
 	for (int i = 0; i < 2; i++) {
 		/* Within one GPU by a kernel, else by a copy engine. */
-		pair->memory[i] = (struct ws_memory){.place = WS_CUDA, .device = i * (seed % 2)};
+		pair->memory[i] = (struct ws_memory){.place = i == 0 ? place : WS_CUDA,
+						     .device = i * (seed % 2)};
 		ck_ok(nic_open(&pair->nics[i], "ipc", devices[i], &err), err);
 		ck_ok(ws_memory_alloc(&pair->memory[i], BYTES, &err), err);
 		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
@@ -75,6 +76,11 @@ static void world_open(struct world *world, int seed)
 		memcpy(world->want + (size_t)world->plan.to[i] * BLOCK,
 		       memory_of(world, 0) + (size_t)world->plan.from[i] * BLOCK,
 		       world->plan.bytes[i]);
+}
+
+static void world_open(struct world *world, int seed)
+{
+	world_open_from(world, WS_CUDA, seed);
 }
 
 static void world_close(struct world *world)
@@ -195,6 +201,31 @@ START_TEST(what_is_posted_meanwhile_becomes_few_copies)
 }
 END_TEST
 
+/* From the host's memory, which was page-locked piece by piece, and in part not at all. */
+START_TEST(host_memory_is_read_piece_by_piece_as_it_was_page_locked)
+{
+	struct world world;
+
+	world_open_from(&world, WS_HOST, _i);
+	for (size_t at = 0, bytes; at < BYTES; at += bytes) {
+		bytes = BYTES / 64 + draw(8 * BLOCK);
+		if (at + bytes > BYTES || _i == 0)
+			bytes = BYTES - at;
+		host_parts[host_part_count++] = (struct cuda_range){
+			.kind = _i == 0 || draw(3) > 0 ? CUDA_PINNED : CUDA_UNKNOWN,
+			.device = -1,
+			.base = memory_of(&world, 0) + at,
+			.bytes = bytes};
+	}
+	ck_until(world.reported == OPS && world.arrived == OPS - world.failed, world_turn(&world));
+	ck_assert_uint_eq(world.failed, 0);
+	ck_assert_int_eq(memcmp(memory_of(&world, 1), world.want, BYTES), 0);
+	/* CUDA is asked once for what was page-locked at once. */
+	ck_assert(_i > 0 || host_asked == 1);
+	world_close(&world);
+}
+END_TEST
+
 static int receiver_fences(struct world *world)
 {
 	struct nic *nic = world->pair.nics[1];
@@ -253,6 +284,7 @@ Suite *suite(void)
 	tcase_add_loop_test(
 		tc, every_byte_is_there_when_its_immediate_is_and_is_read_before_its_report, 0, 40);
 	tcase_add_loop_test(tc, what_is_posted_meanwhile_becomes_few_copies, 0, 4);
+	tcase_add_loop_test(tc, host_memory_is_read_piece_by_piece_as_it_was_page_locked, 0, 20);
 	tcase_add_loop_test(tc, nothing_lands_after_the_receiver_has_closed, 0, 40);
 	tcase_add_loop_test(tc, after_a_fault_each_op_is_reported_once_and_none_waits, 0, 20);
 	suite_add_tcase(s, tc);

@@ -20,8 +20,9 @@
 #include "lib/cuda/copy.h"
 #include "tests/test.h"
 
-#define JOBS_MAX  32768u
-#define BATCH_MAX 4096u
+#define JOBS_MAX       32768u
+#define BATCH_MAX      4096u
+#define HOST_PARTS_MAX 128u
 
 struct job {
 	struct cuda_copy copy;
@@ -43,6 +44,11 @@ struct CUevent_st {
 static _Atomic uint64_t random_state;
 static uint32_t launches, jobs;	  /* of all streams */
 static bool gpu_fails, gpu_waits; /* it has had a fault; it does nothing now */
+
+/* Stretches of the host's memory, each page-locked at once or not at all; what lies in none is the
+ * GPU's, as far as anybody asks. */
+static struct cuda_range host_parts[HOST_PARTS_MAX];
+static uint32_t host_part_count, host_asked;
 
 static pthread_mutex_t gpu_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -83,6 +89,14 @@ static int fault(struct ws_error *error)
 	return gpu_fails ? ws_fail(error, -EIO, "the made GPU has a fault") : 0;
 }
 
+static const struct cuda_range *host_part(const void *at)
+{
+	for (uint32_t i = 0; i < host_part_count; i++)
+		if (cuda_range_has(&host_parts[i], at, 1))
+			return &host_parts[i];
+	return NULL;
+}
+
 static int jobs_launch(struct CUstream_st *stream, const struct job *list, uint32_t count,
 		       struct ws_error *error)
 {
@@ -105,8 +119,14 @@ int copies_launch(const struct copies *copies, int device, struct CUstream_st *s
 	struct job list[COPIES_MAX];
 
 	(void)device;
-	for (uint32_t i = 0; i < copies->count; i++)
-		list[i] = (struct job){.copy = copies->list[i]};
+	for (uint32_t i = 0; i < copies->count; i++) {
+		const struct cuda_copy *copy = &copies->list[i];
+		const struct cuda_range *part = host_part(copy->from);
+		ck_assert_msg(part == NULL || (part->kind == CUDA_PINNED &&
+					       cuda_range_has(part, copy->from, copy->bytes)),
+			      "a kernel reads what isn't page-locked at once");
+		list[i] = (struct job){.copy = *copy};
+	}
 	return jobs_launch(stream, list, copies->count, error);
 }
 
@@ -116,10 +136,15 @@ int copies_by_engine(const struct copies *copies, struct CUstream_st *stream,
 	return copies_launch(copies, 0, stream, error);
 }
 
-/* Where an end may be pageable: waits for what is before it. */
+/* Where an end may be pageable: waits for what is before it.  Beyond the end of a page-lock it is
+ * refused, as CUDA does. */
 int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stream,
 	      struct ws_error *error)
 {
+	const struct cuda_range *part = host_part(src);
+
+	if (part != NULL && part->kind == CUDA_PINNED && !cuda_range_has(part, src, bytes))
+		return ws_fail(error, -EIO, "a copy goes over the end of a page-lock");
 	pthread_mutex_lock(&gpu_lock);
 	stream_goes_on(stream, JOBS_MAX);
 	memcpy(dst, src, bytes);
@@ -219,8 +244,11 @@ void cuda_free(int device, void *base)
 
 struct cuda_range cuda_range_of(const void *at)
 {
-	(void)at;
-	return (struct cuda_range){.device = -1};
+	const struct cuda_range *part = host_part(at);
+
+	host_asked += part != NULL;
+	return part != NULL && part->kind == CUDA_PINNED ? *part
+							 : (struct cuda_range){.device = -1};
 }
 
 uint64_t cuda_gpu_id(int device)

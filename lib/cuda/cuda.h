@@ -220,7 +220,8 @@ void cuda_queue_close(struct cuda_queue *queue);
 
 /* All of them, in any order, by as few launches as it takes.  They don't overlap. */
 int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *copies, uint32_t count);
-/* One, where an end is any host memory: pageable memory is waited for. */
+/* One, where an end is any host memory: pageable memory is waited for, and what was page-locked
+ * piece by piece is copied so. */
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy);
 /* A mark behind all that was queued; -EAGAIN: CUDA_MARKS_MAX are ahead. */
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out);

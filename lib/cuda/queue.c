@@ -101,13 +101,27 @@ int cuda_queue_copy(struct cuda_queue *queue, const struct cuda_copy *list, uint
 	return rc == 0 ? queue_part(queue, list, count, false) : rc;
 }
 
+/* How much of it doesn't go over the end of what was page-locked at once. */
+static uint64_t copied_at_once(const void *at, uint64_t bytes)
+{
+	const struct cuda_range range = cuda_range_of(at);
+
+	if (range.base == NULL || cuda_range_has(&range, at, bytes))
+		return bytes;
+	return (uintptr_t)range.base + range.bytes - (uintptr_t)at;
+}
+
 int cuda_queue_copy_host(struct cuda_queue *queue, const struct cuda_copy *copy)
 {
 	int rc = queue_enter(queue);
 
-	if (rc != 0 || copy->bytes == 0)
-		return rc;
-	return cuda_copy(copy->to, copy->from, copy->bytes, queue->stream, &queue->error);
+	for (uint64_t done = 0, bytes; rc == 0 && done < copy->bytes; done += bytes) {
+		const uint8_t *from = (const uint8_t *)copy->from + done;
+		bytes = copied_at_once(from, copy->bytes - done);
+		rc = cuda_copy((uint8_t *)copy->to + done, from, bytes, queue->stream,
+			       &queue->error);
+	}
+	return rc;
 }
 
 int cuda_queue_mark(struct cuda_queue *queue, uint64_t *mark_out)

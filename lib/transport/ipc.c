@@ -309,7 +309,7 @@ static void ipc_dereg(struct nic *nic, struct mr *mr)
 {
 	struct door_region *region = mr->local;
 
-	(void)nic;
+	ipc_gpu_forget(ipc_of(nic));
 	pthread_mutex_lock(&nics_lock);
 	if (region != NULL) {
 		region_begin(region);

@@ -189,6 +189,8 @@ bool ipc_gpu_is_stuck(struct ipc *ipc);
  * later one, of a poll. */
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view);
 void ipc_gpu_launch(struct ipc *ipc);
+/* A registration has ended: what is page-locked may not be any more. */
+void ipc_gpu_forget(struct ipc *ipc);
 /* Hands over the immediates of what is done. */
 void ipc_gpu_poll(struct ipc *ipc);
 

@@ -37,6 +37,7 @@ struct ipc_gpu {
 	uint64_t copy_bytes;
 	const struct mr *from; /* of the last copy: only compared, and while there is one */
 	const struct view *to;
+	struct cuda_range locked; /* where a source of the host's was last; until a dereg */
 	struct flight flights[IPC_OPS_MAX];
 	struct cuda_copy copies[LAUNCH_COPIES];
 };
@@ -151,12 +152,18 @@ static void copy_keep(struct ipc_gpu *gpu, const struct mr *from, const struct v
 		gpu->copies[gpu->copy_count++] = *copy;
 }
 
-/* All of it: a kernel may be what reads it. */
-static bool is_page_locked(const void *at, uint64_t bytes)
+/* All of it, at once: a kernel may be what reads it. */
+static bool is_page_locked(struct ipc_gpu *gpu, const void *at, uint64_t bytes)
 {
-	const struct cuda_range range = cuda_range_of(at);
+	if (!cuda_range_has(&gpu->locked, at, bytes))
+		gpu->locked = cuda_range_of(at);
+	return gpu->locked.kind == CUDA_PINNED && cuda_range_has(&gpu->locked, at, bytes);
+}
 
-	return range.kind == CUDA_PINNED && cuda_range_has(&range, at, bytes);
+void ipc_gpu_forget(struct ipc *ipc)
+{
+	if (ipc->gpu != NULL)
+		ipc->gpu->locked = (struct cuda_range){0};
 }
 
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view)
@@ -173,7 +180,7 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
 		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
-	if (view->is_gpu && (from_gpu || is_page_locked(op->local, op->bytes)))
+	if (view->is_gpu && (from_gpu || is_page_locked(gpu, op->local, op->bytes)))
 		copy_keep(gpu, from_gpu ? op->local_mr : NULL, view, &copy);
 	else
 		(void)cuda_queue_copy_host(&gpu->queue, &copy);
