@@ -9,17 +9,12 @@
 #include <string.h>
 
 #include "tests/gpu_hang.h"
+#include "tests/post_text.h"
 #include "tests/update_world.h"
 
 #define STUCK_MS 6000 /* after post_ms, of which a world makes more */
 #define BOUND_MS 30000
 #define LOOK_MS	 500 /* within which an update would have gone live */
-
-#define SUMS                                                                   \
-	"[{\"post\":\"sums\",\"each\":{\"L\":\"all\"},\"mesh\":\"dense\","     \
-	"\"from\":[\"model.layers.{L}.self_attn.qkv_proj.weight\","            \
-	"\"model.layers.{L}.mlp.gate_up_proj.weight\",\"model.norm.weight\"]," \
-	"\"makes\":[{\"p\":\"sums.{L}\",\"dtype\":\"u64\",\"shape\":[8]}]}]"
 
 /* All of it through few slots: everything is packed, and unpacked on the GPU. */
 static const struct world_options packed = {

@@ -9,6 +9,15 @@
 #include "lib/base/base.h"
 #include "tests/test.h"
 
+/* What "sums" derives of a dense model: once a layer, and once of the head. */
+#define SUMS                                                                   \
+	"[{\"post\":\"sums\",\"each\":{\"L\":\"all\"},\"mesh\":\"dense\","     \
+	"\"from\":[\"model.layers.{L}.self_attn.qkv_proj.weight\","            \
+	"\"model.layers.{L}.mlp.gate_up_proj.weight\",\"model.norm.weight\"]," \
+	"\"makes\":[{\"p\":\"sums.{L}\",\"dtype\":\"u64\",\"shape\":[8]}]},"   \
+	"{\"post\":\"sums\",\"mesh\":\"dense\",\"from\":[\"lm_head.weight\"]," \
+	"\"makes\":[{\"p\":\"sum of the head\",\"dtype\":\"u64\",\"shape\":[8]}]}]"
+
 /* staged: a rule's name, whose step is "swap"; derived: the list.  NULL: none. */
 static inline void text_post(struct writer *text, const char *staged, const char *derived)
 {

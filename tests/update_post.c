@@ -8,17 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/post_text.h"
 #include "tests/test.h"
 #include "tests/update_world.h"
-
-#define ATTENTION "model.layers.{L}.self_attn."
-#define SUMS                                                                                       \
-	"[{\"post\":\"sums\",\"each\":{\"L\":\"all\"},\"mesh\":\"dense\","                         \
-	"\"from\":[\"" ATTENTION "qkv_proj.weight\",\"model.layers.{L}.mlp.gate_up_proj.weight\"," \
-	"\"model.norm.weight\"],"                                                                  \
-	"\"makes\":[{\"p\":\"sums.{L}\",\"dtype\":\"u64\",\"shape\":[8]}]},"                       \
-	"{\"post\":\"sums\",\"mesh\":\"dense\",\"from\":[\"lm_head.weight\"],"                     \
-	"\"makes\":[{\"p\":\"sum of the head\",\"dtype\":\"u64\",\"shape\":[8]}]}]"
 
 static const struct world_options two_to_two = {
 	.trainer_layout = "fsdp2",
