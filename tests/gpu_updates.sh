@@ -3,6 +3,7 @@
 # Whole updates with params on GPUs, or in pinned memory, verified byte for byte.  On a machine without a GPU it fails.
 # usage: [JOBS=N] gpu_updates.sh [BUILD [PATTERN]]      PATTERN: only the tests whose title contains it
 . "$(dirname "$0")/lib.sh"
+: "${JOBS:=6}" # most of a test is CUDA's start
 . "$tests/update_lib.sh"
 
 # update TITLE TRAINER ROLLOUT [RUN OPTIONS..]: with the trainer's and the rollout's options

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Whole updates that quantize on the way, over tcp: trainers hold BF16 or F32, rollouts get FP8 codes and
 # scales, and `run --verify` compares every byte with what quantizing the whole tensors gives.
+# usage: [JOBS=N] quantized.sh [BUILD [PATTERN]]      PATTERN: only the tests whose title contains it
 . "$(dirname "$0")/lib.sh"
 . "$tests/update_lib.sh"
 
@@ -14,11 +15,35 @@ fp8() {
 	# What a model holds in F32 stays so, unless all is F32.
 	[ "$4" = bf16 ] || trainer="$trainer --dtype $4" rollout="$rollout --cast $4:bf16"
 	shift 7
-	title="$title${*:+, $*}"
-	manifests "$title" "$checkpoint" "$trainer" "$rollout" && make_plan "$title" 1 || return
-	run_over "$title" "$checkpoint" 1 fabric --transport fabric --nics 127.0.0.1 "$@"
+	beside update "$title${*:+, $*}" "$checkpoint" "$trainer" "$rollout" --transport fabric --nics 127.0.0.1 "$@"
+}
+
+# update TITLE CHECKPOINT 'TRAINER OPTIONS' 'ROLLOUT OPTIONS' RUN OPTIONS..
+update() {
+	title=$1 checkpoint=$2
+	manifests "$title" "$checkpoint" "$3" "$4" && make_plan "$title" 1 || return
+	shift 4
+	run_over "$title" "$checkpoint" 1 fabric "$@"
 	phases "$title"
 	derived "$title"
+}
+
+# quantized TITLE CHECKPOINT 'TRAINER OPTIONS' 'ROLLOUT OPTIONS': of a checkpoint that is quantized already
+quantized() {
+	python3 "$tests/make_fp8_checkpoint.py" "$2" "$work/fp8" || failed "$1" "no checkpoint"
+	manifests "$1" "$work/fp8" "$3" "$4" && make_plan "$1" 1 || return
+	run_over "$1" "$work/fp8" 1 ipc
+	derived "$1"
+}
+
+# torn TITLE CHECKPOINT
+torn() {
+	"$ws" manifest --model "$2" --side rollout --layout vllm --mesh tp=4 --quant fp8-block >/dev/null 2>"$work/log"
+	if grep -q "axis 'moe_tp' that works is 2, not 4; or declare blocks of 64" "$work/log"; then
+		passed "$1"
+	else
+		failed "$1" "not what it says" "$work/log"
+	fi
 }
 
 # Trainer 0 quantized in every update, and says how long.
@@ -58,13 +83,7 @@ fp8 "$kimi" megatron tp=2 f32 fp8-block-ue8m0 sglang tp=2,ep=2
 fp8 "$kimi" zero3 dp=3 f32 fp8-block vllm tp=2 --staging-bytes 2M --recv-staging-bytes 4M
 
 # Experts of 256 rows have no blocks of 128 at tp=4.
-name="a torn block is refused, and what works is named"
-"$ws" manifest --model "$kimi" --side rollout --layout vllm --mesh tp=4 --quant fp8-block >/dev/null 2>"$work/log"
-if grep -q "axis 'moe_tp' that works is 2, not 4; or declare blocks of 64" "$work/log"; then
-	passed "$name"
-else
-	failed "$name" "not what it says" "$work/log"
-fi
+beside torn "a torn block is refused, and what works is named" "$kimi"
 fp8 "$kimi" fsdp2 dp=2 bf16 fp8-block:64 vllm tp=4
 
 # NaN, infinities, subnormals, zeros: whole blocks of some of them.
@@ -75,12 +94,9 @@ fp8 "$spoiled" megatron tp=2 f32 fp8-block vllm tp=2
 fp8 "$spoiled" zero3 dp=3 bf16 fp8-channel sglang tp=2,ep=2
 
 # What is quantized already goes as it is, its scales with it.
-name="codes and scales of a quantized checkpoint go as they are"
-python3 "$tests/make_fp8_checkpoint.py" "$qwen" "$work/fp8" || failed "$name" "no checkpoint"
-manifests "$name" "$work/fp8" "--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2" &&
-	make_plan "$name" 1 && run_over "$name" "$work/fp8" 1 ipc
-name="any codes and scales of a quantized checkpoint are dequantized for MLA"
-python3 "$tests/make_fp8_checkpoint.py" "$kimi" "$work/fp8-mla" || failed "$name" "no checkpoint"
-manifests "$name" "$work/fp8-mla" "--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived" &&
-	make_plan "$name" 1 && run_over "$name" "$work/fp8-mla" 1 ipc && derived "$name"
+beside quantized "codes and scales of a quantized checkpoint go as they are" "$qwen" \
+	"--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2"
+beside quantized "any codes and scales of a quantized checkpoint are dequantized for MLA" "$kimi" \
+	"--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived"
+end_all
 exit "$failures"

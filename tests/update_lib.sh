@@ -2,12 +2,13 @@
 # What scripts of whole updates share: manifests, a plan, and `run --verify` under mpirun; and tests side by side.
 # shellcheck shell=sh
 running='' begun=0 ended=0
+: "${JOBS:=2}" # they wait for half of their time
 
 # beside COMMAND TITLE ARGUMENTS..: a wanted test in a subshell with a work folder of its own; JOBS of them run
 # at once, and what they say comes in the order in which they began.
 beside() {
 	wanted "$2" || return 0
-	[ $((begun - ended)) -lt "${JOBS:-6}" ] || end_oldest
+	[ $((begun - ended)) -lt "$JOBS" ] || end_oldest
 	begun=$((begun + 1))
 	mkdir "$work/$begun"
 	(
