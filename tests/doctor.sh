@@ -3,6 +3,7 @@
 # weightsync doctor: the whole output for hosts that are trees of files, against tests/doctor/*.txt
 # (UPDATE=1 writes them anew); what must hold on this host, whatever it is; the probe among
 # processes, and what it says of what is broken on purpose.
+# usage: doctor.sh [BUILD [PATTERN]]      PATTERN: only the tests whose name contains it
 . "$(dirname "$0")/lib.sh"
 cd "$work" || exit 1
 export TMPDIR="$work"
@@ -91,6 +92,7 @@ snapshot() {
 	want=$1 tree=$2 name=$2${3:+.${3#--}}
 	shift
 	shift
+	wanted "doctor of $name" || return 0
 	env -i "$ws" doctor --root "$tree" "$@" >said 2>&1
 	got=$?
 	without_cuda <said >"$name.txt"
@@ -110,18 +112,19 @@ snapshot 1 container
 snapshot 1 container --json
 snapshot 0 old
 
-# says STATUS 'PATTERN' COMMAND..: the command ends so, and says so.
+# says STATUS 'SENTENCE' COMMAND..: the command ends so, and says so.
 says() {
-	want=$1 pattern=$2
+	want=$1 sentence=$2
 	shift 2
+	wanted "$*" || return 0
 	timeout 100 "$@" >out 2>&1 </dev/null
 	got=$?
 	if [ "$got" != "$want" ]; then
 		failed "$*" "status $got, expected $want" out 30
-	elif ! grep -q -e "$pattern" out; then
-		failed "$*" "doesn't say '$pattern'" out 30
+	elif ! grep -q -e "$sentence" out; then
+		failed "$*" "doesn't say '$sentence'" out 30
 	else
-		passed "$*: $want, $pattern"
+		passed "$*: $want, $sentence"
 	fi
 }
 
@@ -139,8 +142,9 @@ says 1 "problem *launcher .*torchrun says rank 1 of 2" env OMPI_COMM_WORLD_RANK=
 	WORLD_SIZE=2 "$ws" doctor --nics 127.0.0.1
 
 # This host, whatever it is: an update over loopback works here, or these tests wouldn't.
-"$ws" doctor --nics 127.0.0.1 --json >live.json 2>out &&
-	python3 - live.json 2>>out <<'P' && passed "doctor --json here: each area, each finding whole" ||
+if wanted "doctor --json here"; then
+	"$ws" doctor --nics 127.0.0.1 --json >live.json 2>out &&
+		python3 - live.json 2>>out <<'P' && passed "doctor --json here: each area, each finding whole" ||
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 findings = [line for line in lines if line["kind"] == "finding"]
@@ -154,10 +158,12 @@ for finding in findings:
 assert lines[-1] == {"kind": "verdict", "update_would_work": True, "problems": 0,
                      "warnings": sum(finding["level"] == "warning" for finding in findings)}, lines[-1]
 P
-	failed "doctor --json here" "no" out
+		failed "doctor --json here" "no" out
+fi
 
 # Among processes of this host.
 probe() {
+	wanted "doctor $2 among $1" || return 0
 	mpi "$1" "$ws" doctor --json --start-deadline 20s $2 >probe.json 2>out
 	got=$?
 	[ "$got" = 0 ] && python3 - probe.json "$1" "$3" 2>>out <<'P' && passed "doctor $2 among $1: every pair, $3 rails" ||
@@ -185,7 +191,8 @@ probe 3 "--nics 127.0.0.1" 1
 "$ws" keygen -o key
 port=20000
 broken() {
-	name=$1 rule=$2 pattern=$3 deadline=$4 port=$((port + 1))
+	name=$1 rule=$2 sentence=$3 deadline=$4 port=$((port + 1))
+	wanted "doctor finds a NIC that $name" || return 0
 	timeout 60 "$ws" doctor --listen "$own_address:$port" --key key --transport fault --deadline "$deadline" \
 		--nics "$rule:fabric:tcp/127.0.0.1" >there 2>&1 &
 	there=$!
@@ -195,7 +202,7 @@ broken() {
 	wait "$there"
 	got=$?
 	# Sentences are folded.
-	if [ "$here $got" = "1 1" ] && tr -s ' \n' ' ' <there | grep -q -e "problem probe rank 0 .* to rank 1 .*: $pattern"; then
+	if [ "$here $got" = "1 1" ] && tr -s ' \n' ' ' <there | grep -q -e "problem probe rank 0 .* to rank 1 .*: $sentence"; then
 		passed "doctor finds a NIC that $name"
 	else
 		failed "doctor finds a NIC that $name" "status $here here, $got there" there 40
@@ -207,47 +214,55 @@ broken "writes a half only" cut_nth=4 "a write of 1048576 bytes has other conten
 broken "fails" fail_nth=9 "a write on .* failed: " 30s
 broken "gives an immediate twice" dup_nth=2 "immediate 0x80000001 came" 30s
 
-timeout 60 "$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 1s >there 2>&1
-[ $? = 1 ] && tr -s ' \n' ' ' <there | grep -q "of 2 ranks these haven't come: 1; do they run" &&
-	passed "doctor names the rank that doesn't come" || failed "doctor names the rank that doesn't come" "no" there
-"$ws" keygen -o other
-"$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 60s >there 2>&1 &
-there=$!
-timeout 60 "$ws" doctor --peer "$own_address:$port" --key other --nics 127.0.0.1 --start-deadline 50s >here 2>&1
-[ $? = 1 ] && grep -q "key" here && passed "doctor says that the key is another" ||
-	failed "doctor says that the key is another" "no" here
-kill "$there"
-wait
+if wanted "doctor names the rank that doesn't come"; then
+	timeout 60 "$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 1s >there 2>&1
+	[ $? = 1 ] && tr -s ' \n' ' ' <there | grep -q "of 2 ranks these haven't come: 1; do they run" &&
+		passed "doctor names the rank that doesn't come" || failed "doctor names the rank that doesn't come" "no" there
+fi
+if wanted "doctor says that the key is another"; then
+	"$ws" keygen -o other
+	"$ws" doctor --listen "$own_address:$port" --key key --nics 127.0.0.1 --start-deadline 60s >there 2>&1 &
+	there=$!
+	timeout 60 "$ws" doctor --peer "$own_address:$port" --key other --nics 127.0.0.1 --start-deadline 50s >here 2>&1
+	[ $? = 1 ] && grep -q "key" here && passed "doctor says that the key is another" ||
+		failed "doctor says that the key is another" "no" here
+	kill "$there"
+	wait
+fi
 
 # A rank that dies in mid probe: the others say who, in time.  A write that is lost holds the first step up meanwhile.
-for rank in 0 1 2; do
-	rule=
-	[ "$rank" != 0 ] || rule=drop_nth=1
-	"$ws" doctor --rank "$rank" --world 3 --job dies --transport fault --nics "$rule:fabric:tcp/127.0.0.1" \
-		--start-deadline 20s --deadline 8s >"rank$rank" 2>&1 &
-	eval "pid$rank=$!"
-done
-for _ in $(seq 300); do
-	! ls "$work"/weightsync-*dies/hub >/dev/null 2>&1 || break
-	sleep 0.1
-done
-sleep 1
-# shellcheck disable=SC2154
-kill -9 "$pid2"
-# shellcheck disable=SC2154
-wait "$pid0"
-[ $? = 1 ] && tr -s ' \n' ' ' <rank0 | grep -q -E "of 3 ranks these (said nothing any more|haven't come): 2;" &&
-	passed "doctor names the rank that died" || failed "doctor names the rank that died" "no" rank0 30
-wait
+if wanted "doctor names the rank that died"; then
+	for rank in 0 1 2; do
+		rule=
+		[ "$rank" != 0 ] || rule=drop_nth=1
+		"$ws" doctor --rank "$rank" --world 3 --job dies --transport fault --nics "$rule:fabric:tcp/127.0.0.1" \
+			--start-deadline 20s --deadline 8s >"rank$rank" 2>&1 &
+		eval "pid$rank=$!"
+	done
+	for _ in $(seq 300); do
+		! ls "$work"/weightsync-*dies/hub >/dev/null 2>&1 || break
+		sleep 0.1
+	done
+	sleep 1
+	# shellcheck disable=SC2154
+	kill -9 "$pid2"
+	# shellcheck disable=SC2154
+	wait "$pid0"
+	[ $? = 1 ] && tr -s ' \n' ' ' <rank0 | grep -q -E "of 3 ranks these (said nothing any more|haven't come): 2;" &&
+		passed "doctor names the rank that died" || failed "doctor names the rank that died" "no" rank0 30
+	wait
+fi
 
-# catches PID: whether it has a handler for SIGTERM.
+# catches PID: whether it has a handler for SIGTERM; a shell that is about to become it has one, too.
 catches() {
+	[ "$(cat "/proc/$1/comm")" = weightsync ] || return 1
 	mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status")
 	[ $((0x${mask:-0} >> 14 & 1)) = 1 ]
 }
 
 # A signal while it waits for others: rank 0 has a folder to remove, the others none.
 for rank in 0 1; do
+	wanted "doctor ends by a signal, rank $rank" || continue
 	"$ws" doctor --rank "$rank" --world 3 --job "signal$rank" --nics 127.0.0.1 --start-deadline 60s >there 2>&1 &
 	signalled=$!
 	for _ in $(seq 300); do
@@ -259,6 +274,8 @@ for rank in 0 1; do
 	[ $? = 1 ] && grep -q "stopped by a signal" there && passed "doctor ends by a signal, rank $rank" ||
 		failed "doctor ends by a signal, rank $rank" "no" there
 done
-[ -z "$(ls -d "$work"/weightsync-* 2>/dev/null)" ] && passed "doctor leaves no folder behind" ||
-	failed "doctor leaves no folder behind" "$(ls -d "$work"/weightsync-*)"
+if wanted "doctor leaves no folder behind"; then
+	[ -z "$(ls -d "$work"/weightsync-* 2>/dev/null)" ] && passed "doctor leaves no folder behind" ||
+		failed "doctor leaves no folder behind" "$(ls -d "$work"/weightsync-*)"
+fi
 [ "$failures" = 0 ]
