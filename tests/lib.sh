@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the test scripts share.  A script is called as `sh tests/NAME.sh BUILD [PATTERN]` and prints
-# "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests; those that ask `wanted` do only the tests
+# "ok NAME", "not ok NAME" or "skip NAME: why" for each of its tests; those whose usage says so do only the tests
 # whose name contains PATTERN.
 # shellcheck shell=sh
 export IPATH_NO_BACKTRACE=1 HFI_NO_BACKTRACE=1 PYTHONDONTWRITEBYTECODE=1

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The page of `weightsync plan --html` in a real browser, headless: for 2 ranks, with fan-out, for 1,536 whose names try to
 # break out of it, and for a plan that is refused.  tests/page.py says what must be seen there.
+# usage: page.sh [BUILD [PATTERN]]      PATTERN: only the tests whose name contains it
 . "$(dirname "$0")/lib.sh"
 for chromium in chromium-headless-shell chromium chromium-browser google-chrome ''; do
 	[ -z "$chromium" ] || ! command -v "$chromium" >/dev/null || break
@@ -28,6 +29,7 @@ browse() {
 shows() {
 	name=$1 status=$2
 	shift 2
+	wanted "page: $name" || return 0
 	"$ws" plan "$@" --html "$name.html" --json >"$name.json" 2>"$name.err"
 	got=$?
 	[ "$status" = 1 ] || "$ws" simulate "$@" --json >"$name.played" 2>>"$name.err"
