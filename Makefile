@@ -113,7 +113,7 @@ $(BUILD)/tests/hub $(BUILD)/tests/hub_fault $(BUILD)/tests/hub_forward $(BUILD)/
 	$(BUILD)/tests/hub_world.o
 $(BUILD)/tests/update $(BUILD)/tests/update_rails $(BUILD)/tests/update_fault $(BUILD)/tests/update_describe \
 		$(BUILD)/tests/update_quant $(BUILD)/tests/update_exchange $(BUILD)/tests/update_post \
-		$(BUILD)/tests/gpu_stream: \
+		$(BUILD)/tests/update_late $(BUILD)/tests/gpu_stream: \
 	$(BUILD)/tests/update_world.o $(BUILD)/tests/update_remap_world.o $(BUILD)/tests/update_bytes_world.o \
 	$(BUILD)/tests/update_post_world.o $(BUILD)/tests/update_gpu_world.o $(BUILD)/tests/quant_world.o
 $(BUILD)/tests/oracle_quant: $(BUILD)/tests/quant_world.o

@@ -314,6 +314,8 @@ static void trainer_open(struct trainer *trainer)
 		options.nics = given->trainer_own_nics;
 	ck_ok(ws_trainer_open(&trainer->trainer, &options, &err), err);
 	trainer->trainer->ring_bytes = given->ring_bytes;
+	if (given->offloaded)
+		trainer->trainer->offload_device = 0;
 	ck_ok(manifest_params(world->manifest[SIDE_TRAINER], trainer->rank, &trainer->arena,
 			      &trainer->params, &err),
 	      err);

@@ -42,8 +42,9 @@ struct world_options {
 	uint32_t lost_ms, phase_ms;
 	const char *staged, *derived; /* text_post's, of the rollouts' manifest */
 	uint32_t post_ms;
-	bool on_gpu;  /* the rollouts' params, on GPU 0: no digests, no remaps; over ipc */
-	void *stream; /* the engines', there; NULL: none */
+	bool offloaded; /* ... and they are: GPU 0 does the trainers' work; over ipc */
+	bool on_gpu;	/* the rollouts' params, on GPU 0: no digests, no remaps; over ipc */
+	void *stream;	/* the engines', there; NULL: none */
 	const volatile uint32_t *go; /* for POST_HANG: spin_launch's */
 };
 

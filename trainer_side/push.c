@@ -194,6 +194,18 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
 	trainer_wire_shut(trainer);
 }
 
+void push_unfenced(struct ws_trainer *trainer, const struct ws_error *why)
+{
+	struct push *push = &trainer->push;
+
+	push_failed(trainer, why);
+	if (push->state != PUSH_CLOSING)
+		return;
+	push->why = *why;
+	push->sent = true;
+	finish(trainer);
+}
+
 void push_dropped(struct ws_trainer *trainer, const struct ws_error *why)
 {
 	struct push *push = &trainer->push;

@@ -241,6 +241,8 @@ void push_begun(struct ws_trainer *trainer); /* the hub began an attempt */
 void push_ready(struct ws_trainer *trainer, const struct member_event *event);
 void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done */
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
+/* ... or never will be: a GPU hangs. */
+void push_unfenced(struct ws_trainer *trainer, const struct ws_error *why);
 /* It can't go on here, whatever the hub says: what isn't released is closed first. */
 void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
 /* This incarnation was dropped; the others may have brought the version to its end. */

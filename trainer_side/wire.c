@@ -206,8 +206,7 @@ static uint64_t staging_bytes(const struct ws_trainer *trainer)
 		return trainer->staging_bytes;
 	if (trainer->place.place != WS_CUDA)
 		return rules->staging_bytes;
-	while (gathered < STAGING_GPU_BYTES &&
-	       plan_next_send(trainer->source.plan, &cursor, &copy))
+	while (gathered < STAGING_GPU_BYTES && plan_next_send(trainer->source.plan, &cursor, &copy))
 		if (copy.gather)
 			gathered += (uint64_t)copy.op_count * rules->op_bytes;
 	return MAX(rules->staging_bytes, MIN(gathered, STAGING_GPU_BYTES));
@@ -336,6 +335,8 @@ void trainer_wire_step(struct ws_trainer *trainer)
 		rc = engine_fence(trainer->engine, &closed, &err);
 	if (closed)
 		push_fenced(trainer);
+	else if (rc != 0 && rc != -EAGAIN)
+		push_unfenced(trainer, &err);
 	if (wire->state == WIRE_CLOSED && rc == 0)
 		wire->state = WIRE_NONE;
 	if (wire->state != WIRE_FENCING)

@@ -72,9 +72,8 @@ int cuda_stuck(int device, struct ws_error *err)
 	atomic_fetch_or(&given_up, UINT64_C(1) << device % GPUS_MAX);
 	return ws_fail(
 		err, -ETIMEDOUT,
-		"GPU %d hasn't done in %g s what it was given: its context is stuck, or others "
-		"keep it busy; it is given up, with the memory that it has: start this process "
-		"again",
+		"GPU %d hasn't done in %g s what it was given: it is stuck, or others keep it busy; "
+		"it is given up with all its memory: start this process again",
 		device, (double)cuda_stuck_ns() / 1e9);
 }
 

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Updates by the real sides whose work a made GPU does: trainers' that are offloaded, through a
+ * ring or not, and rollouts' whose memory is its own.
+ */
+#include "tests/made_gpu.h"
+
+#include "tests/update_world.h"
+#include "trainer_side/trainer_internal.h"
+
+#define STUCK_MS 500
+
+static const struct world_options kinds[] = {
+	{.trainer_layout = "fsdp2",
+	 .trainer_mesh = "dp=3",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .quant = "fp8-block",
+	 .trainers = 3,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .ring_bytes = 256u << 10},
+	{.model = "qwen3-30b-a3b",
+	 .scale = 16000,
+	 .trainer_layout = "megatron",
+	 .trainer_mesh = "pp=2",
+	 .rollout_layout = "sglang",
+	 .rollout_mesh = "tp=2,ep=2",
+	 .quant = "fp8-block-ue8m0",
+	 .op_bytes = 1u << 20,
+	 .staging_bytes = 4u << 20,
+	 .trainers = 2,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .on_gpu = true},
+	{.trainer_layout = "zero3",
+	 .trainer_mesh = "dp=3",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .dtype = "f32",
+	 .quant = "fp8-channel",
+	 .trainers = 3,
+	 .replicas = 2,
+	 .replica_ranks = 2,
+	 .min_replicas = 2,
+	 .fanout = "replica",
+	 .inplace = true,
+	 .on_gpu = true,
+	 .ring_bytes = 64u << 10},
+	{.model = "qwen3-30b-a3b",
+	 .scale = 16000,
+	 .trainer_layout = "megatron",
+	 .trainer_mesh = "tp=2",
+	 .rollout_layout = "sglang",
+	 .rollout_mesh = "tp=2,ep=2",
+	 .dtype = "f32",
+	 .quant = "fp8-tensor",
+	 .trainers = 2,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .on_gpu = true},
+};
+
+static struct world *world_made(int seed)
+{
+	struct world_options options = kinds[(size_t)seed % ARRAY_SIZE(kinds)];
+
+	random_state = (uint64_t)seed << 32;
+	options.offloaded = true;
+	options.transport = "ipc";
+	options.nic_count = 1;
+	options.trainer_nics[0] = options.rollout_nics[0] = "host";
+	return world_open(&options);
+}
+
+START_TEST(codes_and_scales_of_the_whole_tensors_go_live)
+{
+	struct world *world = world_made(_i);
+
+	for (uint64_t version = 1; version <= 3; version++)
+		world_push_good(world, version, version > 1);
+	world_close(world);
+}
+END_TEST
+
+/* At any moment, some before they have begun. */
+START_TEST(after_pushes_that_were_broken_off_every_byte_goes_live)
+{
+	struct world *world = world_made(_i);
+	uint64_t version = 1;
+
+	for (int turn = 0; turn < 6; turn++)
+		if (draw(3) > 0)
+			world_push(world, version++, 1 + (uint32_t)draw(20), turn % 2 == 0);
+		else
+			world_push_good(world, version++, turn % 2 == 0);
+	world_push_good(world, version, false);
+	world_close(world);
+}
+END_TEST
+
+/* All that it was given, or what is to be copied alone, which nobody but the fence waits for. */
+START_TEST(who_waits_for_a_gpu_that_hangs_hears_of_it)
+{
+	struct world *world = world_made(1 + _i);
+
+	world_push_good(world, 1, false);
+	cuda_stuck_after(STUCK_MS);
+	gpu_waits = _i == 0;
+	copies_wait = _i > 0;
+	world_push(world, 2, 2 * STUCK_MS, false);
+	world_errors_have(world, "GPU 0 hasn't done in 0.5 s what it was given");
+	world_close(world);
+}
+END_TEST
+
+START_TEST(a_fault_of_a_gpu_ends_the_push_with_its_reason)
+{
+	struct world *world = world_made(0);
+
+	world_push_good(world, 1, false);
+	gpu_fails = true;
+	world_push(world, 2, PATIENCE_MS, false);
+	world_errors_have(world, "the made GPU has a fault");
+	world_close(world);
+}
+END_TEST
+
+Suite *suite(void)
+{
+	Suite *s = suite_create("update_late");
+	TCase *tc = tcase_create("made GPU");
+
+	tcase_set_timeout(tc, 240);
+	tcase_add_loop_test(tc, codes_and_scales_of_the_whole_tensors_go_live, 0,
+			    SANITIZED ? 2 : 4);
+	tcase_add_loop_test(tc, after_pushes_that_were_broken_off_every_byte_goes_live, 0, 2);
+	tcase_add_loop_test(tc, who_waits_for_a_gpu_that_hangs_hears_of_it, 0, 2);
+	tcase_add_test(tc, a_fault_of_a_gpu_ends_the_push_with_its_reason);
+	suite_add_tcase(s, tc);
+	return s;
+}
