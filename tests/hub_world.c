@@ -139,8 +139,8 @@ static void *hub_closer(void *hub)
 void world_hub_close_beside(struct world *world, bool leaves)
 {
 	if (leaves) {
-		member_close(world->actor[0].member);
-		world->actor[0].member = NULL;
+		hub_left_by(world->hub, world->actor[0].member);
+		actor_kill(&world->actor[0]); /* what it says itself never comes */
 	}
 	ck_assert_int_eq(pthread_create(&world->closer, NULL, hub_closer, world->hub), 0);
 	world->has_closer = true;

@@ -91,7 +91,7 @@ void push_ok_but(struct world *world, uint64_t version, const struct actor *abse
 void world_hub_kill(struct world *world);
 /* Frames of the hub that waited for a deaf member are lost; it hears again. */
 void world_member_forget_hub(struct actor *actor);
-/* Closes the hub in a thread beside the members'; trainer 0 has left just before, or not. */
+/* Closes the hub in a thread beside the members'; trainer 0 leaves with it, or not. */
 void world_hub_close_beside(struct world *world, bool leaves);
 
 #endif

@@ -186,6 +186,7 @@ void ws_trainer_close(struct ws_trainer *trainer)
 		mailbox_wake(trainer->wake_fd);
 		pthread_join(trainer->thread, NULL);
 	}
+	hub_left_by(trainer->hub, trainer->member);
 	member_close(trainer->member);
 	engine_close(trainer->engine);
 	memories_unpin(&trainer->pins);

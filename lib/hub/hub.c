@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "lib/hub/hub_inside.h"
+#include "lib/hub/member_inside.h"
 
 #define MS_NS		 UINT64_C(1000000)
 #define JOIN_MS_DEFAULT	 60000
@@ -21,7 +22,6 @@
 #define SAY_GAP_NS	 (1 * MS_NS)  /* at most between what is to be said and its saying */
 #define FRAMES_MAX	 512	      /* heard in one turn */
 #define GOODBYE_NS	 (1000 * MS_NS)
-#define LEAVE_NS	 (500 * MS_NS) /* within one host, or nearly so */
 
 bool hub_io_grow(struct hub *hub)
 {
@@ -251,26 +251,14 @@ static void failed_publish(struct hub *hub)
 	pthread_mutex_unlock(&hub->mutex);
 }
 
-/* The trainer whose process closes the hub has just said that it leaves: that may still be on its
- * way, and makes the difference between a run that has ended and a hub that is gone. */
-static void leave_wait(struct hub *hub)
-{
-	const struct progress *progress = &hub->progress;
-	uint64_t until_ns = clock_ns() + LEAVE_NS;
-	frames_hear(hub);
-	while (progress->roster_count > 0 && !progress->is_ended && !attempt_is_open(progress) &&
-	       !a_trainer_has_left(progress) && clock_ns() < until_ns) {
-		link_wait(hub->link, NULL, 0, clock_ns() + TURN_NS);
-		frames_hear(hub);
-	}
-}
-
 /* Everybody is told the end, until each has answered by leaving or a second has passed. */
 static void goodbye(struct hub *hub)
 {
 	struct progress *progress = &hub->progress;
 	struct ws_error end;
-	leave_wait(hub);
+	frames_hear(hub);
+	if (hub->leaver_incarnation != 0)
+		progress_leave(progress, hub->leaver, hub->leaver_incarnation, clock_ns());
 	uint64_t until_ns = clock_ns() + GOODBYE_NS;
 	bool waits = true;
 	/* The last decision first: who still waits for it mustn't take the end for its reason. */
@@ -394,6 +382,14 @@ int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_
 fail:
 	hub_close(hub);
 	return rc;
+}
+
+void hub_left_by(struct hub *hub, const struct member *member)
+{
+	if (hub == NULL || member == NULL)
+		return;
+	hub->leaver = member->id;
+	hub->leaver_incarnation = member->incarnation;
 }
 
 void hub_close(struct hub *hub)

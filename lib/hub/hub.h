@@ -72,8 +72,11 @@ struct hub_options {
 /* Binds and starts the hub's thread.  The incarnation is taken from the clock, so that a
  * restarted hub's is higher. */
 int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
-/* Hears whether a trainer has just left (half a second at most), tells members goodbye, stops the
- * thread.  They end with code 0, "the run ended", when the first
+/* A trainer of the process that is about to close the hub leaves, and so the hub knows it: what the
+ * member says itself when it is closed may come too late.  Both may be NULL. */
+struct member;
+void hub_left_by(struct hub *hub, const struct member *member);
+/* Tells members goodbye, stops the thread.  They end with code 0, "the run ended", when the first
  * wiring was done, no attempt is open, the last one didn't fail and a trainer has left; else with
  * -ESTALE or the last push's error (never -ECONNRESET or -ECANCELED, which a side's caller takes
  * for a hub that may come back and for its own wish).  A hub whose trainers have all left says so

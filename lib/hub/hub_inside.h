@@ -49,6 +49,7 @@ struct hub {
 
 	pthread_t thread;
 	bool has_thread;
+	uint64_t leaver, leaver_incarnation; /* a member that has left; 0: none.  Set before stop */
 	atomic_bool stop;
 	atomic_bool dies;      /* tests: end as a killed process does, without goodbye */
 	int wake_fd;	       /* eventfd: stop was set */

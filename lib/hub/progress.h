@@ -221,7 +221,6 @@ void seat_lose(struct progress *progress, uint32_t seat, const struct ws_error *
 void seat_release(struct progress *progress, uint32_t seat, const struct ws_error *why);
 void attempt_abort(struct progress *progress, const struct ws_error *why);
 bool attempt_is_open(const struct progress *progress);
-bool a_trainer_has_left(const struct progress *progress);
 bool trainer_has_joined(const struct progress *progress, const struct seat *seat);
 bool all_trainers_joined(const struct progress *progress);
 /* AT: heard in the replica's attempt in that state or beyond it. */

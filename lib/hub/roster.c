@@ -216,19 +216,13 @@ bool progress_hear(struct progress *progress, uint64_t id, uint64_t incarnation,
 	return true;
 }
 
-bool a_trainer_has_left(const struct progress *progress)
-{
-	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
-		if (progress->seats[i].left)
-			return true;
-	return false;
-}
-
 /* A trainer has left between attempts: that is the normal end, unless the last push failed. */
 void progress_goodbye(const struct progress *progress, struct ws_error *end_out)
 {
-	bool left = a_trainer_has_left(progress);
+	bool left = false;
 	*end_out = (struct ws_error){.code = -ECONNRESET, .text = "the hub closed"};
+	for (uint32_t i = 0; i < progress->options.trainer_count; i++)
+		left = left || progress->seats[i].left;
 	if (attempt_is_open(progress)) {
 		ws_fail(end_out, -ECONNRESET, "the hub closed in attempt %llu of version %llu",
 			(unsigned long long)progress->attempt,
