@@ -92,7 +92,8 @@ static const struct tensor_rule *listed_scale(const struct model *model,
 	return NULL;
 }
 
-/* What a quantized checkpoint is quantized by, from its first FP8 weight; NULL: it isn't. */
+/* What a quantized checkpoint is quantized by, from the first FP8 weight with a scale; NULL: it
+ * isn't. */
 static const struct made_scheme *file_scheme(const struct model *model, const char **scale_out)
 {
 	const struct made_scheme *scheme = NULL;
@@ -101,10 +102,48 @@ static const struct made_scheme *file_scheme(const struct model *model, const ch
 		if (weight->dtype != WS_F8_E4M3)
 			continue;
 		scale = listed_scale(model, weight, &scheme);
-		*scale_out = scale == NULL ? NULL : ws_dtype_name(scale->dtype);
-		return scale == NULL ? NULL : scheme;
+		if (scale == NULL)
+			continue;
+		*scale_out = ws_dtype_name(scale->dtype);
+		return scheme;
 	}
 	return NULL;
+}
+
+/* Layer and expert -1: without. */
+static const struct tensor_rule *rule_at(const struct model *model, const char *name, int32_t layer,
+					 int32_t expert)
+{
+	for (uint32_t i = 0; i < model->tensor_count; i++) {
+		const struct tensor_rule *rule = &model->tensors[i];
+		if (rule->layer_lo <= layer && layer < MAX(rule->layer_hi, rule->layer_lo + 1) &&
+		    rule->expert_lo <= expert &&
+		    expert < MAX(rule->expert_hi, rule->expert_lo + 1) &&
+		    strcmp(rule->name, name) == 0)
+			return rule;
+	}
+	return NULL;
+}
+
+/* Of each layer, and of each expert. */
+static void check_scale(struct make *make, const struct tensor_rule *weight, const char *suffix)
+{
+	char name[NAME_BYTES_MAX];
+	int32_t layer = weight->layer_lo, expert;
+	const struct tensor_rule *scale;
+	snprintf(name, sizeof(name), "%s%s", weight->name, suffix);
+	do {
+		expert = weight->expert_lo;
+		while ((scale = rule_at(make->model, name, layer, expert)) != NULL &&
+		       scale->expert_hi < weight->expert_hi)
+			expert = scale->expert_hi;
+	} while (scale != NULL && ++layer < weight->layer_hi);
+	if (scale != NULL)
+		return;
+	tensor_name(weight, layer, expert, name, sizeof(name));
+	findings_add(&make->found, "scale", name,
+		     "it is %s, and model '%s' has no '%s%s': its file, or the index, isn't whole",
+		     ws_dtype_name(weight->dtype), make->model->name, name, suffix);
 }
 
 static void put_scheme(struct json_writer *json, const char *name, const struct made_scheme *scheme,
@@ -135,16 +174,21 @@ void make_put_scheme(struct make *make)
 	uint64_t block[2] = {BLOCK_SIDE, BLOCK_SIDE};
 	const struct made_scheme *scheme = file_scheme(make->model, &scale);
 	make->quantized_file = scheme != NULL;
-	if (scheme != NULL && wanted != NULL)
-		return findings_add(&make->found, "quant", wanted,
-				    "model '%s' is quantized already, by '%s': leave --quant away",
-				    make->model->name, scheme->name);
+	for (uint32_t i = 0; scheme != NULL && i < make->model->tensor_count; i++)
+		if (make->model->tensors[i].dtype == WS_F8_E4M3)
+			check_scale(make, &make->model->tensors[i], scheme->suffix);
+	if (scheme != NULL && wanted != NULL) {
+		findings_add(&make->found, "quant", wanted,
+			     "model '%s' is quantized already, by '%s': leave --quant away",
+			     make->model->name, scheme->name);
+		wanted = NULL;
+	}
 	if (wanted != NULL) {
 		scheme = scheme_named(wanted);
 		if (scheme == NULL)
 			return findings_add(&make->found, "quant", wanted,
-					    "there are fp8-block, fp8-block-ue8m0, fp8-channel and "
-					    "fp8-tensor");
+					    "no scheme has this name; there are fp8-block, "
+					    "fp8-block-ue8m0, fp8-channel and fp8-tensor");
 		if (!scheme->block && wanted[strlen(scheme->name)] != '\0')
 			return findings_add(&make->found, "quant", wanted,
 					    "'%s' has no blocks, so nothing stands behind it",
@@ -152,10 +196,13 @@ void make_put_scheme(struct make *make)
 		if (!read_block(wanted, block))
 			return findings_add(&make->found, "quant", wanted,
 					    "behind the colon stands the side of a block, or its "
-					    "rows and columns: fp8-block:64, fp8-block:64x128");
+					    "rows and columns, 1 to %d: fp8-block:64, "
+					    "fp8-block:64x128",
+					    BLOCK_SIDE_MAX);
 		if (make->options->side == SIDE_TRAINER)
 			findings_add(&make->found, "quant", wanted,
-				     "trainers hold unquantized params");
+				     "trainers hold what isn't quantized yet: --quant is for the "
+				     "rollout's side");
 		scale = usual_scale(make, scheme);
 	}
 	/* A rule per tensor has a rule for each scale of the file. */

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a checkpoint that is quantized already: make_fp8_checkpoint.py FROM TO
+"""Writes a checkpoint that is quantized already: make_fp8_checkpoint.py FROM TO [SCALE]
 
-FROM is one of BF16.  Its linear weights become FP8 with BF16 scales by block of 128 x 128, of any bytes.
+FROM is one of BF16.  Its linear weights become FP8 with BF16 scales by block of 128 x 128, of any bytes; the one that is
+named is left out.
 """
 import glob
 import hashlib
@@ -16,7 +17,7 @@ def random_bytes(name, count):
     return hashlib.shake_128(name.encode()).digest(count)
 
 
-def main(source, target):
+def main(source, target, missing=None):
     tensors = []
     for path in sorted(glob.glob(os.path.join(source, "*.safetensors"))):
         with open(path, "rb") as file:
@@ -34,7 +35,8 @@ def main(source, target):
             blocks = [-(-rows // 128), -(-columns // 128)]
             tensors.append((name, "F8_E4M3", [rows, columns], random_bytes(name, rows * columns)))
             scale = name + "_scale_inv"
-            tensors.append((scale, "BF16", blocks, random_bytes(scale, 2 * blocks[0] * blocks[1])))
+            if scale != missing:
+                tensors.append((scale, "BF16", blocks, random_bytes(scale, 2 * blocks[0] * blocks[1])))
     header, at = {}, 0
     for name, dtype, shape, data in tensors:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
@@ -48,4 +50,4 @@ def main(source, target):
             file.write(data)
 
 
-main(sys.argv[1], sys.argv[2])
+main(*sys.argv[1:])

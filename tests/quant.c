@@ -296,6 +296,7 @@ static const struct {
 	{"fp8-block:-64", "behind the colon"},
 	{"fp8-block:65537", "behind the colon"},
 	{"fp8-block:18446744073709551680", "behind the colon"},
+	{"", "no scheme has this name"},
 	{"fp8-block64", "there are fp8-block, "},
 	{"fp8:64", "there are fp8-block, "},
 	{":64", "there are fp8-block, "},
@@ -312,6 +313,18 @@ START_TEST(a_block_that_is_misnamed_is_refused)
 	ck_assert_str_eq(findings.first->kind, "quant");
 	ck_assert_msg(strstr(findings.first->text, misnamed[_i].why) != NULL, "%s",
 		      findings.first->text);
+	arena_release(&arena);
+}
+END_TEST
+
+START_TEST(a_model_that_is_quantized_already_is_not_quantized_anew)
+{
+	static const char *const names[] = {"qwen3-30b-a3b-fp8", "glm-4.5-fp8-channel"};
+	struct arena arena = {0};
+	struct findings findings = {.arena = &arena};
+	ck_assert_ptr_null(make(names[_i], "vllm", "tp=2", "fp8-block", &findings));
+	ck_assert_uint_eq(findings.count, 1);
+	ck_assert_ptr_nonnull(strstr(findings.first->text, "leave --quant away"));
 	arena_release(&arena);
 }
 END_TEST
@@ -491,6 +504,7 @@ Suite *suite(void)
 			    0, ARRAY_SIZE(largest));
 	tcase_add_test(tc, a_declared_smaller_block_is_planned_where_the_usual_one_is_torn);
 	tcase_add_loop_test(tc, a_block_that_is_misnamed_is_refused, 0, ARRAY_SIZE(misnamed));
+	tcase_add_loop_test(tc, a_model_that_is_quantized_already_is_not_quantized_anew, 0, 2);
 	tcase_add_loop_test(tc, schemes_are_checked_while_reading, 0, ARRAY_SIZE(manifests));
 	tcase_add_test(tc, scales_that_are_listed_are_each_tensors_own);
 	tcase_add_loop_test(tc, any_allocation_may_fail, 0, ARRAY_SIZE(schemes));

@@ -36,14 +36,22 @@ quantized() {
 	derived "$1"
 }
 
-# torn TITLE CHECKPOINT
-torn() {
-	"$ws" manifest --model "$2" --side rollout --layout vllm --mesh tp=4 --quant fp8-block >/dev/null 2>"$work/log"
-	if grep -q "axis 'moe_tp' that works is 2, not 4; or declare blocks of 64" "$work/log"; then
-		passed "$1"
+# refused TITLE CHECKPOINT SENTENCE MANIFEST OPTIONS..
+refused() {
+	title=$1 checkpoint=$2 sentence=$3
+	shift 3
+	if "$ws" manifest --model "$checkpoint" --side rollout --layout vllm "$@" >/dev/null 2>"$work/log"; [ $? = 1 ] &&
+		grep -q "$sentence" "$work/log"; then
+		passed "$title"
 	else
-		failed "$1" "not what it says" "$work/log"
+		failed "$title" "not what it says" "$work/log"
 	fi
+}
+
+# unscaled TITLE CHECKPOINT SCALE: one that lacks it
+unscaled() {
+	python3 "$tests/make_fp8_checkpoint.py" "$2" "$work/fp8" "$3" || failed "$1" "no checkpoint"
+	refused "$1" "$work/fp8" "model 'fp8' has no '$3'" --mesh tp=2
 }
 
 # Trainer 0 quantized in every update, and says how long.
@@ -83,7 +91,8 @@ fp8 "$kimi" megatron tp=2 f32 fp8-block-ue8m0 sglang tp=2,ep=2
 fp8 "$kimi" zero3 dp=3 f32 fp8-block vllm tp=2 --staging-bytes 2M --recv-staging-bytes 4M
 
 # Experts of 256 rows have no blocks of 128 at tp=4.
-beside torn "a torn block is refused, and what works is named" "$kimi"
+beside refused "a torn block is refused, and what works is named" "$kimi" \
+	"axis 'moe_tp' that works is 2, not 4; or declare blocks of 64" --mesh tp=4 --quant fp8-block
 fp8 "$kimi" fsdp2 dp=2 bf16 fp8-block:64 vllm tp=4
 
 # NaN, infinities, subnormals, zeros: whole blocks of some of them.
@@ -98,5 +107,8 @@ beside quantized "codes and scales of a quantized checkpoint go as they are" "$q
 	"--layout fsdp2 --mesh dp=3" "--layout vllm --mesh tp=2"
 beside quantized "any codes and scales of a quantized checkpoint are dequantized for MLA" "$kimi" \
 	"--layout fsdp2 --mesh dp=2" "--layout sglang --mesh tp=2 --derived"
+for scale in 0.mlp.experts.1.gate_proj 0.self_attn.q_proj; do
+	beside unscaled "codes of a checkpoint that lacks their scales are refused: $scale" "$qwen" "model.layers.$scale.weight_scale_inv"
+done
 end_all
 exit "$failures"
