@@ -116,6 +116,9 @@ START_TEST(a_param_is_found_by_the_row_that_covers_it)
 	ck_assert(place_find(places, count, 2, &region, &offset) && region == 1 && offset == 1000);
 	ck_assert(place_find(places, count, 4, &region, &offset) && region == 1 && offset == 800);
 	ck_assert(place_find(places, count, 7, &region, &offset) && region == 4 && offset == 5);
+	/* Whatever a peer says: the engine looks whether it is inside. */
+	const struct place_row far = {.param_count = 9, .offset = 7, .step = INT64_MAX};
+	ck_assert(place_find(&far, 1, 8, &region, &offset) && offset == UINT64_MAX);
 	const uint32_t none[] = {0, 1, 5, 6, 8, 9, UINT32_MAX};
 	for (size_t i = 0; i < ARRAY_SIZE(none); i++)
 		ck_assert(!place_find(places, count, none[i], &region, &offset));

@@ -145,6 +145,6 @@ bool place_find(const struct place_row *rows, uint32_t count, uint32_t param, ui
 	if (steps >= row->param_count || row->set != 0)
 		return false;
 	*region_out = row->region;
-	*offset_out = row->offset + (uint64_t)(row->step * (int64_t)steps);
+	*offset_out = row->offset + (uint64_t)row->step * steps; /* may wrap: a peer's */
 	return true;
 }
