@@ -6,14 +6,13 @@
  */
 #include "tests/made_gpu.h"
 
-#include "lib/engine/engine.h"
+#include "lib/engine/engine_internal.h"
 
 #define OP_BYTES 4096u
 #define SENDS	 60u
 #define OPS_MAX	 3u
 #define MOVES	 4u /* of a send: each a quarter of it */
 #define ROOM	 ((uint64_t)OPS_MAX * OP_BYTES)
-#define NONE	 UINT32_MAX
 
 static struct ws_error error;
 
@@ -221,6 +220,41 @@ START_TEST(what_is_told_as_landed_has_landed_and_all_of_it_does)
 }
 END_TEST
 
+/* Nobody has taken the events of its failures before. */
+START_TEST(what_is_told_after_a_fence_names_nothing_that_is_gone)
+{
+	struct world *world = calloc(1, sizeof(*world));
+	struct engine_event events[64];
+	uint32_t failed = 0;
+	bool closed;
+	int count;
+
+	world_open(world, 0);
+	for (int i = 0; i < 2; i++)
+		ck_ok(engine_arm(world->engines[i], 1, &error), error);
+	engine_peer_ready(world->engines[0], world->peers[0]);
+	copies_wait = true;
+	ck_until(world->engines[0]->nics[0].in_flight > 0,
+		 (void)engine_step(world->engines[0], events, 0));
+	gpu_fails = true;
+	ck_until(world->engines[0]->nics[0].in_flight == 0,
+		 (void)engine_step(world->engines[0], events, 0));
+	engine_peer_quiet(world->engines[0], world->peers[0]);
+	ck_until(engine_fence(world->engines[0], &closed, &error) == 0,
+		 engine_step(world->engines[0], events, 0));
+	while ((count = engine_step(world->engines[0], events, (int)ARRAY_SIZE(events))) > 0)
+		for (int i = 0; i < count; i++) {
+			failed += events[i].kind == ENGINE_OP_FAILED;
+			ck_assert(events[i].peer == NULL && events[i].reason == NULL);
+		}
+	ck_assert_uint_gt(failed, 0);
+	for (int i = 0; i < 2; i++)
+		engine_close(world->engines[i]);
+	ws_memory_free(&world->memory);
+	free(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("engine_late");
@@ -228,6 +262,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, what_is_told_as_landed_has_landed_and_all_of_it_does, 0, 30);
+	tcase_add_test(tc, what_is_told_after_a_fence_names_nothing_that_is_gone);
 	suite_add_tcase(s, tc);
 	return s;
 }

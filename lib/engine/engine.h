@@ -295,7 +295,7 @@ struct engine_event {
 	struct engine_peer *peer; /* where known, or NULL */
 	uint32_t nic;
 	int status;
-	const char *reason; /* the fabric's words for the status; while the peer is open */
+	const char *reason; /* the fabric's words for the status, while peers are open; or NULL */
 	uint32_t op_id;
 	enum stray_kind stray;
 	uint32_t imm;

@@ -39,8 +39,10 @@ static void nic_drain(struct engine *engine, uint32_t index)
 static void peers_free(struct engine *engine)
 {
 	program_release(engine);
-	for (uint32_t i = engine->event_head; i != engine->event_tail; i++)
+	for (uint32_t i = engine->event_head; i != engine->event_tail; i++) {
 		engine->events[i % EVENT_ROOM].peer = NULL;
+		engine->events[i % EVENT_ROOM].reason = NULL;
+	}
 	for (uint32_t i = 0; i < engine->peer_count; i++)
 		peer_free(engine->peers[i]);
 	engine->peer_count = 0;
