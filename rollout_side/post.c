@@ -42,11 +42,11 @@ struct posts {
 	struct cuda_queue queue; /* owned, on a GPU */
 	pthread_t thread;
 
-	/* shared: calls that were queued, that are back; never set back */
+	/* shared: calls that were queued, that are back */
 	uint32_t *ring; /* of call_count */
 	uint64_t version;
-	_Atomic uint32_t queued, back;
-	_Atomic uint32_t running; /* call + 1; 0: none */
+	_Atomic uint64_t queued, back; /* never get round: the ring isn't a power of two */
+	_Atomic uint32_t running;      /* call + 1; 0: none */
 	_Atomic uint64_t since_ns, busy_ns;
 	_Atomic bool cancel, failed, stop;
 	struct ws_error error; /* of failed */
@@ -54,7 +54,7 @@ struct posts {
 
 	/* I/O thread */
 	uint32_t *left; /* by call: receives that it waits for */
-	uint32_t first; /* queued, when the attempt was armed */
+	uint64_t first; /* queued, when the attempt was armed */
 	bool told;	/* of this attempt: that it failed or is late */
 
 	/* what an abandoned thread frees */
@@ -132,9 +132,9 @@ static void gpu_drain(struct posts *posts, const struct call *last)
 }
 
 /* Runs what is queued: on a GPU all of it, before that is waited for. */
-static void calls_run(struct posts *posts, uint32_t from)
+static void calls_run(struct posts *posts, uint64_t from)
 {
-	uint32_t at = from;
+	uint64_t at = from;
 	const struct call *last = NULL;
 
 	while (at != atomic_load_explicit(&posts->queued, memory_order_acquire)) {
@@ -175,7 +175,7 @@ static void *posts_main(void *arg)
 
 	/* Until posts_close says stop. */
 	while (!atomic_load(&posts->stop)) {
-		uint32_t at = atomic_load_explicit(&posts->back, memory_order_relaxed);
+		uint64_t at = atomic_load_explicit(&posts->back, memory_order_relaxed);
 		if (at != atomic_load_explicit(&posts->queued, memory_order_acquire))
 			calls_run(posts, at);
 		else
@@ -460,7 +460,7 @@ int posts_program(struct ws_rollout *rollout, struct ws_error *err)
 
 static void call_queue(struct posts *posts, uint32_t call)
 {
-	uint32_t at = atomic_load_explicit(&posts->queued, memory_order_relaxed);
+	uint64_t at = atomic_load_explicit(&posts->queued, memory_order_relaxed);
 
 	posts->ring[at % posts->call_count] = call;
 	atomic_store_explicit(&posts->queued, at + 1, memory_order_release);
