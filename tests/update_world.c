@@ -142,8 +142,10 @@ static void *loop_main(void *arg)
 	while (loop->rc == 0 && !atomic_load(&loop->quit)) {
 		struct pollfd fd = {.fd = ws_rollout_fd(loop->rollout), .events = POLLIN};
 		(void)poll(&fd, 1, 20);
-		if (atomic_load(&loop->silent))
+		if (atomic_load(&loop->silent)) {
+			sleep_ns(1000000); /* the fd stays readable */
 			continue;
+		}
 		int rc = ws_rollout_step(loop->rollout, &loop->err);
 		if (atomic_load(&loop->resumed) != atomic_load(&loop->last_version)) {
 			ws_rollout_last(loop->rollout, &loop->last);

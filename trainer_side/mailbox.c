@@ -49,10 +49,10 @@ int mailbox_ask(struct ws_trainer *trainer, const struct request *request, struc
 	uint64_t until_ns = MAX(request->deadline_ns, clock_ns()) + GRACE_MS * UINT64_C(1000000);
 	if (wait_answer(trainer, number, until_ns) != 0) {
 		trainer->stuck = true;
-		return ws_fail(err, -ETIMEDOUT,
-			       "trainer %u's I/O thread didn't answer in time; a call to a NIC may "
-			       "hang",
-			       trainer->rank);
+		return ws_fail(
+			err, -ETIMEDOUT,
+			"trainer %u's I/O thread didn't answer in time; a NIC or a GPU may hang",
+			trainer->rank);
 	}
 	if (trainer->reply.code != 0 && err != NULL)
 		*err = trainer->reply;
