@@ -70,6 +70,8 @@ static int memory_alloc(struct rank_memory *memory, const char *kind, const stru
 	if (kind == NULL || strcmp(kind, "host") == 0)
 		return 0;
 	if (strcmp(kind, "pinned") == 0) {
+		if (cuda_device_count(err) == 0)
+			return err->code;
 		rc = cuda_pin(memory->host.base, memory->host.bytes, err);
 		memory->pinned = rc == 0;
 		return rc;
@@ -97,6 +99,10 @@ int rank_memory_make(struct rank_memory *memory, const struct manifest *manifest
 		arena_array(&memory->arena, memory->steps.derived_count, sizeof(uint64_t));
 	if (rc == 0 && memory->derived_offset == NULL)
 		rc = ws_fail(err, -ENOMEM, "no memory for a rank's params");
+	if (rc == 0 && kind != NULL && manifest_side(manifest) == SIDE_ROLLOUT &&
+	    names_gpu(kind, "offload"))
+		rc = ws_fail(err, -EINVAL, "only a trainer's memory can be '%s'; a rollout's is %s",
+			     kind, MEMORY_KINDS);
 	if (rc == 0)
 		rc = memory_alloc(memory, kind, launch, err);
 	if (rc != 0)

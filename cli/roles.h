@@ -81,6 +81,7 @@ struct job {
 			"addresses or devices of this rank's NICs to other hosts"                \
 	}
 
+#define OFFLOAD_BYTES_MIN 4096u
 #define MEMORY_KINDS \
 	"host (default), pinned, cuda (the GPU with this rank's number on its host) or cuda:N"
 #define TRAINER_MEMORY_KINDS \

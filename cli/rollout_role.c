@@ -353,9 +353,6 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 
 	int rc = rank_memory_make(&holder->memory, job->rollout, job->rank, job->rollout_memory,
 				  &job->launch, err);
-	if (rc == 0 && holder->memory.offloaded)
-		rc = ws_fail(err, -EINVAL, "only a trainer's memory can be 'offload': it is %s",
-			     MEMORY_KINDS);
 	if (rc == 0 && job->verify)
 		rc = oracle_open(&holder->oracle, job->trainer_text, job->trainer_bytes,
 				 job->rollout_text, job->rollout_bytes, job->rank, &job->checkpoint,

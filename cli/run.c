@@ -144,6 +144,8 @@ static int run_run(const struct command *command, int argc, char **argv)
 		return say_usage(command, "--hub and --key go together");
 	if (job.replicas == 0)
 		return say_usage(command, "--replicas begins at 1");
+	if (job.offload_bytes < OFFLOAD_BYTES_MIN)
+		return say_usage(command, "--offload-bytes begins at %u", OFFLOAD_BYTES_MIN);
 	if (fanout_parse(given.fanout, &rules->fanout, &err) != 0 || rules_check(rules, &err) != 0)
 		return say_usage(command, "%s", err.text);
 	if (launch_find(&job.launch, given.rank != UINT32_MAX, given.rank, given.world,

@@ -256,18 +256,19 @@ static int push_until_live(struct ws_trainer *trainer, const struct job *job, ui
 	return status;
 }
 
-#define ALL_VERIFIED "%u versions, every byte verified: %" PRIu64 " bytes"
+#define ALL_VERIFIED "%u version%s, every byte verified: %" PRIu64 " bytes"
 
 /* Behind the versions' lines, so on their stream; beside objects it isn't one. */
 static int put_all_verified(const struct job *job, uint64_t bytes)
 {
+	const char *plural = job->updates == 1 ? "" : "s";
 	struct writer out = WRITER_INIT(256);
 
 	if (job->as_json) {
-		say("weightsync: " ALL_VERIFIED, job->updates, bytes);
+		say("weightsync: " ALL_VERIFIED, job->updates, plural, bytes);
 		return EXIT_OK;
 	}
-	write_format(&out, ALL_VERIFIED "\n", job->updates, bytes);
+	write_format(&out, ALL_VERIFIED "\n", job->updates, plural, bytes);
 	int status = put_stdout(&out);
 	writer_release(&out);
 	return status;

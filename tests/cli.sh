@@ -137,6 +137,9 @@ gives 2 "RANK is 'one'" env RANK=one WORLD_SIZE=7 $run
 gives 1 "'cuda:x' names no GPU: cuda:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory cuda:x
 gives 1 "'offload:x' names no GPU: offload:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory offload:x
 gives 1 "no memory 'gpu': it is host" $run --rank 0 --world 7 --job memory --trainer-memory gpu
+gives 2 "offload-bytes begins at 4096" $run --rank 0 --world 7 --offload-bytes 0
+gives 1 "only a trainer's memory can be 'offload'; a rollout's is host" weightsync serve --hub tcp://127.0.0.1:9 --key key \
+	--rollout R.json --rank 0 --world 2 --memory offload
 gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
 
 # Output that can't be written is a failure.
