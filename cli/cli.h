@@ -35,7 +35,7 @@ struct option_spec {
 
 struct command {
 	const char *name, *summary;
-	const char *usage; /* what follows "weightsync NAME" */
+	const char *usage; /* what follows "weightsync NAME"; a line for each form */
 	const char *more;  /* paragraphs behind the options: exit status, examples; or NULL */
 	int (*run)(const struct command *command, int argc, char **argv);
 };

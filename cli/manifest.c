@@ -168,7 +168,7 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 		{"cast", 0, OPTION_TEXT, &options->casts, "FROM:TO,..",
 		 "casts that this target allows (f32:bf16)"},
 		{"quant", 0, OPTION_TEXT, &options->quant, "SCHEME",
-		 "quantize on the way: fp8-block[:N], fp8-channel, .."},
+		 "quantize on the way: fp8-block, fp8-block:64 (or 64x128), fp8-block-ue8m0, fp8-channel or fp8-tensor"},
 		{"derived", 0, OPTION_FLAG, &options->derived, NULL,
 		 "with what the engine derives by post steps (vllm, sglang: of MLA's kv_b_proj)"},
 		{"eplb", 0, OPTION_TEXT, &wanted.eplb, "FILE",
@@ -196,10 +196,9 @@ static int manifest_run(const struct command *command, int argc, char **argv)
 const struct command command_manifest = {
 	.name = "manifest",
 	.summary = "Writes the manifest of one side: what each of its ranks holds, as rules",
-	.usage =
-		"--model DIR|NAME --side trainer|rollout --layout NAME --mesh AXES [-o FILE]\n"
-		"       weightsync manifest --model DIR|NAME --from dtensor|megatron DUMP.json [-o FILE]\n"
-		"       weightsync manifest --explain PARAM --rank R [--json] MANIFEST.json",
+	.usage = "--model DIR|NAME --side trainer|rollout --layout NAME --mesh AXES [-o FILE]\n"
+		 "--model DIR|NAME --from dtensor|megatron DUMP.json [-o FILE]\n"
+		 "--explain PARAM --rank R [--json] MANIFEST.json",
 	.more = "A rollout's manifest describes one replica.  --explain goes with all three forms.\n"
 		"examples/dump_dtensor.py and dump_megatron.py write the dumps.  Examples:\n"
 		"  weightsync manifest --model qwen3-30b-a3b --side trainer --layout fsdp2 --mesh dp=3 -o T.json\n"

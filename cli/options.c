@@ -106,6 +106,23 @@ static void put_option(struct writer *out, const struct option_spec *option, uin
 	put_folded(out, option->help, HELP_COLUMN, columns);
 }
 
+static void put_usage(struct writer *out, const struct command *command, uint32_t columns)
+{
+	char form[256];
+
+	for (const char *at = command->usage, *end; *at != '\0';
+	     at = *end == '\n' ? end + 1 : end) {
+		end = at + strcspn(at, "\n");
+		snprintf(form, sizeof(form), "%.*s", (int)(end - at), at);
+		write_format(out, "%s weightsync %s ", at == command->usage ? "usage:" : "      ",
+			     command->name);
+		put_folded(out, form,
+			   (uint32_t)strlen("usage: weightsync  ") +
+				   (uint32_t)strlen(command->name),
+			   columns);
+	}
+}
+
 static int put_help(const struct command *command, const struct option_spec *options,
 		    uint32_t count)
 {
@@ -113,8 +130,7 @@ static int put_help(const struct command *command, const struct option_spec *opt
 	struct writer out = WRITER_INIT(1u << 20);
 	uint32_t columns = stdout_columns(100);
 
-	write_format(&out, "usage: weightsync %s ", command->name);
-	put_folded(&out, command->usage, (uint32_t)out.count, columns);
+	put_usage(&out, command, columns);
 	write_format(&out, "\n%s.\n\n", command->summary);
 	for (uint32_t i = 0; i < count; i++)
 		put_option(&out, &options[i], columns);
