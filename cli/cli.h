@@ -68,7 +68,8 @@ int put_stdout(const struct writer *text);
 uint32_t stdout_columns(uint32_t otherwise);
 /* Words until the line is full, and its end; further lines begin under the first, at indent. */
 void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t columns);
-/* Findings as a table on stderr: kind, where, sentence; alike ones are folded. */
+/* Findings as a table on stderr: kind, where, sentence; alike ones are one line.  In a terminal
+ * that is too narrow for it sentences stand below, broken between words. */
 void say_findings(const struct findings *findings);
 /* The same as one JSON object on stdout. */
 int put_findings(const struct findings *findings);

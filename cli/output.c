@@ -57,12 +57,17 @@ int put_stdout(const struct writer *text)
 	return EXIT_OK;
 }
 
-uint32_t stdout_columns(uint32_t otherwise)
+static uint32_t columns_of(int fd, uint32_t otherwise)
 {
 	struct winsize size;
-	if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+	if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
 		return otherwise;
 	return MIN(MAX(size.ws_col, 40u), 120u);
+}
+
+uint32_t stdout_columns(uint32_t otherwise)
+{
+	return columns_of(STDOUT_FILENO, otherwise);
 }
 
 void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t columns)
@@ -88,21 +93,37 @@ void put_folded(struct writer *out, const char *text, uint32_t indent, uint32_t 
 
 #define KIND_COLUMN_MAX	 12
 #define WHERE_COLUMN_MAX 56
+#define SENTENCE_COLUMN	 6 /* where it stands below kind and place */
+
+/* In a terminal that isn't wide enough for a table. */
+static void say_finding_folded(const struct finding *finding, uint32_t columns)
+{
+	struct writer out = WRITER_INIT(64u << 10);
+	write_format(&out, "  %s  %s\n%*s", finding->kind, finding->where, SENTENCE_COLUMN, "");
+	put_folded(&out, finding->text, SENTENCE_COLUMN, columns);
+	fwrite(out.bytes, 1, out.count, stderr);
+	writer_release(&out);
+}
 
 void say_findings(const struct findings *findings)
 {
-	size_t kind = 0, where = 0;
-	uint32_t told = 0;
+	size_t kind = 0, where = 0, text = 0;
+	uint32_t told = 0, columns = columns_of(STDERR_FILENO, UINT32_MAX);
 	for (const struct finding *it = findings->first; it != NULL; it = it->next) {
 		kind = MAX(kind, MIN(strlen(it->kind), KIND_COLUMN_MAX));
 		where = MAX(where, MIN(strlen(it->where), WHERE_COLUMN_MAX));
+		text = MAX(text, strlen(it->text));
 	}
+	bool folded = 2 + kind + 2 + where + 2 + text > columns;
 	for (const struct finding *it = findings->first; it != NULL; it = it->next) {
-		fprintf(stderr, "  %-*s  %-*s  %s\n", (int)kind, it->kind, (int)where, it->where,
-			it->text);
+		if (folded)
+			say_finding_folded(it, columns);
+		else
+			fprintf(stderr, "  %-*s  %-*s  %s\n", (int)kind, it->kind, (int)where,
+				it->where, it->text);
 		if (it->alike > 0)
 			fprintf(stderr, "  %-*s  %-*s  .. and %u more alike\n", (int)kind, it->kind,
-				(int)where, "", it->alike);
+				folded ? 0 : (int)where, "", it->alike);
 		told += 1 + it->alike;
 	}
 	if (findings->count > told)
