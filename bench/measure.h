@@ -39,7 +39,7 @@ struct bench_options {
 	uint64_t op_bytes;    /* 0: each row's own */
 	uint32_t depth;	      /* ops in flight; 0: 16 */
 	uint64_t total_bytes; /* moved by each side in each round, at most; 0: 1 GiB */
-	uint32_t rounds;      /* 0: 7, which is also the least */
+	uint32_t rounds;      /* 0: the default; else BENCH_ROUNDS_MIN to _MAX */
 	uint32_t senders, receivers; /* of mesh; 0: 2.  Of overhead; 0: 1 and 1, then 4 and 4 */
 	const char *gpu;	     /* of convert: on this GPU, by number; NULL: on a core */
 	bool alone;		     /* without baselines */

@@ -322,9 +322,6 @@ int bench_overhead(const struct bench_options *options, struct ws_error *err)
 	bool given = options->senders != 0 || options->receivers != 0;
 	int rc = 0;
 
-	if (rounds < BENCH_ROUNDS_MIN || rounds > BENCH_ROUNDS_MAX)
-		return ws_fail(err, -EINVAL, "%u rounds can't be: choose %d to %d", rounds,
-			       BENCH_ROUNDS_MIN, BENCH_ROUNDS_MAX);
 	uint32_t trainers = MAX(options->senders, 1u), rollouts = MAX(options->receivers, 1u);
 	if (trainers > 32 || rollouts > 32)
 		return ws_fail(err, -EINVAL, "%u trainers and %u rollouts: choose 32 at most",

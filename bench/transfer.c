@@ -60,9 +60,6 @@ static int options_fill(struct bench_options *options, struct ws_error *err)
 			       "no row is called '%s'; choose latency, stream, small, mesh or "
 			       "incast",
 			       options->what);
-	if (options->rounds < BENCH_ROUNDS_MIN || options->rounds > BENCH_ROUNDS_MAX)
-		return ws_fail(err, -EINVAL, "%u rounds can't be; choose %d to %d", options->rounds,
-			       BENCH_ROUNDS_MIN, BENCH_ROUNDS_MAX);
 	if (options->op_bytes != 0 && (options->op_bytes < 64 || options->op_bytes > 1u << 30))
 		return ws_fail(err, -EINVAL, "ops of %llu bytes can't be; choose 64 bytes to 1 GiB",
 			       (unsigned long long)options->op_bytes);

@@ -28,7 +28,7 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		{"bytes", 0, OPTION_BYTES, &wanted.total_bytes, "SIZE",
 		 "moved in each turn, at most (default 1G)"},
 		{"rounds", 0, OPTION_COUNT, &wanted.rounds, "N",
-		 "turns of each (default and least 7)"},
+		 "turns of each, at least 7 (default 7; of overhead 200)"},
 		{"memory", 0, OPTION_TEXT, &wanted.memory, "KIND",
 		 "shared (a memfd, the default), 4k or 2m (the heap's, by page)"},
 		{"senders", 0, OPTION_COUNT, &wanted.senders, "N",
@@ -82,6 +82,10 @@ static int bench_run(const struct command *command, int argc, char **argv)
 		return say_usage(
 			command,
 			"the benchmarks there are: transfer, plan, convert, copies, update, overhead");
+	if (wanted.rounds != 0 &&
+	    (wanted.rounds < BENCH_ROUNDS_MIN || wanted.rounds > BENCH_ROUNDS_MAX))
+		return say_usage(command, "--rounds %u can't be: choose %d to %d", wanted.rounds,
+				 BENCH_ROUNDS_MIN, BENCH_ROUNDS_MAX);
 	const char **list = NULL;
 	if (nics != NULL && split_list(&arena, nics, &list, &wanted.nic_count) != 0)
 		return say_failure(&(struct ws_error){.text = "no memory for the list of NICs"});

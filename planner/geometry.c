@@ -261,8 +261,8 @@ static const char *alike_text(const struct geometry *geometry, char *out, size_t
 {
 	out[0] = '\0';
 	if (geometry->unit_count > 1)
-		snprintf(out, bytes, " (and of %" PRIu32 " more tensors alike)",
-			 geometry->unit_count - 1);
+		snprintf(out, bytes, " (and of %" PRIu32 " more tensor%s alike)",
+			 geometry->unit_count - 1, geometry->unit_count == 2 ? "" : "s");
 	return out;
 }
 
@@ -313,8 +313,8 @@ static int check_dtype(struct making *making, enum ws_dtype from, const struct e
 
 	if (from == entry->dtype || making->bad_cast || quantizes(planning, from, entry))
 		return 0;
-	bool declared = manifest_casts(planning->sides[SIDE_ROLLOUT].manifest, from, entry->dtype);
-	if (declared && castable(from, entry->dtype))
+	bool can = castable(from, entry->dtype);
+	if (can && manifest_casts(planning->sides[SIDE_ROLLOUT].manifest, from, entry->dtype))
 		return 0;
 	making->bad_cast = true; /* once a geometry */
 	int rc = target_text(planning, making->geometry->unit, entry->rank, entry->nth, target,
@@ -324,10 +324,11 @@ static int check_dtype(struct making *making, enum ws_dtype from, const struct e
 	match_unit_name(planning, making->geometry->unit, name, sizeof(name));
 	const char *have = ws_dtype_name(from), *want = ws_dtype_name(entry->dtype);
 	alike_text(making->geometry, alike, sizeof(alike));
-	if (declared)
+	if (!can)
 		findings_add(planning->findings, "dtype", name,
 			     "%s is %s and the trainer's '%s'%s is %s: only "
-			     "f32, bf16 and f16 are cast to each other",
+			     "f32, bf16 and f16 are cast to each other, and FP8 is made by a "
+			     "scheme (--quant of the rollout's manifest)",
 			     target, want, name, alike, have);
 	else
 		findings_add(planning->findings, "dtype", name,

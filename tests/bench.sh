@@ -73,7 +73,7 @@ if wanted "a table for people"; then
 	"$ws" bench transfer --transport ipc --what stream --bytes 8M >log 2>err && grep -q '^stream 1x1 1 MiB .*memcpy .* ([0-9.]* to [0-9.]*)$' log &&
 		passed "a table for people" || failed "a table for people" "no row" log
 fi
-for bad in "--what nothing" "--transport pigeon" "--transport ipc --provider tcp" "--rounds 3" "--memory 3k" "--op-bytes 8"; do
+for bad in "--what nothing" "--transport pigeon" "--transport ipc --provider tcp" "--memory 3k" "--op-bytes 8"; do
 	wanted "bench transfer $bad is refused" || continue
 	# shellcheck disable=SC2086
 	"$ws" bench transfer $bad >log 2>err
@@ -96,6 +96,12 @@ for row in rows:
     assert 0 < row['ratio_min'] <= row['ratio'] <= row['ratio_max'], row
 " 2>>err && passed "bench convert: every row by every level" || failed "bench convert" "rows are missing" err
 fi
+for what in transfer convert overhead; do
+	wanted "bench $what --rounds 3 is refused" || continue
+	"$ws" bench $what --rounds 3 >log 2>err
+	[ $? = 2 ] && grep -q -e '^weightsync: --rounds 3 .*choose 7 to 1000' err && passed "bench $what --rounds 3 is refused" ||
+		failed "bench $what --rounds 3" "was taken" err
+done
 if wanted "bench convert --what nothing is refused"; then
 	"$ws" bench convert --what nothing >log 2>err
 	[ $? = 1 ] && grep -q '^weightsync: .*choose' err && passed "bench convert --what nothing is refused" ||

@@ -370,12 +370,21 @@ START_TEST(an_undeclared_cast_and_one_that_cannot_be_are_refused)
 {
 	struct pair_world pair;
 	const char *f32 = "\"params\":[{\"p\":\"w\",\"dtype\":\"f32\",\"x\":[\"t\",\"w\"]}]";
+	const char *fp8 = "\"params\":[{\"p\":\"w\",\"dtype\":\"f8e4m3\",\"x\":[\"t\",\"w\"]}]";
 
 	pair_open(&pair, W("[10,6]"), 1, f32, 1, WHOLE);
 	ck_assert_str_eq(
 		pair_refused(&pair, "dtype"),
 		"rollout rank 0's 'w' is bf16 and the trainer's 'w' is f32: declare the cast f32:bf16 in "
 		"the rollout's manifest");
+	pair_close(&pair);
+	/* No cast is asked for that would be refused then. */
+	pair_open(&pair, W("[10,6]"), 1, WHOLE, 1, fp8);
+	ck_assert_str_eq(
+		pair_refused(&pair, "dtype"),
+		"rollout rank 0's 'w' is f8e4m3 and the trainer's 'w' is bf16: only f32, "
+		"bf16 and f16 are cast to each other, and FP8 is made by a scheme (--quant "
+		"of the rollout's manifest)");
 	pair_close(&pair);
 }
 END_TEST
