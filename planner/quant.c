@@ -48,10 +48,12 @@ static void parse_block(struct parse *parse, const struct json *block, struct qu
 		fits = block->count == 2 && side->is_integer && side->integer >= 1;
 		scheme->block[d] = fits ? (uint64_t)side->integer : 1;
 	}
-	if (!fits)
-		findings_add(&parse->found, "quant", scheme->name,
-			     "\"block\" must be two integers from 1 on, and goes with kind "
-			     "\"block\" only");
+	if (fits)
+		return;
+	scheme->block[0] = scheme->block[1] = 1; /* nothing is torn besides */
+	findings_add(&parse->found, "quant", scheme->name,
+		     "\"block\" must be two integers from 1 on, and goes with kind "
+		     "\"block\" only");
 }
 
 /* What a block's maximum is at least; lib/convert has it as an f32. */
