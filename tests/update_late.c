@@ -5,6 +5,7 @@
  */
 #include "tests/made_gpu.h"
 
+#include "lib/engine/engine_internal.h"
 #include "tests/update_world.h"
 #include "trainer_side/trainer_internal.h"
 
@@ -83,6 +84,21 @@ START_TEST(codes_and_scales_of_the_whole_tensors_go_live)
 }
 END_TEST
 
+/* Of a GPU a trainer may take more than the host's 64 MiB, but no more than it gathers. */
+START_TEST(little_is_gathered_through_little_staging)
+{
+	struct world *world = world_made(0);
+
+	world_push_good(world, 1, false);
+	for (uint32_t i = 0; i < kinds[0].trainers; i++) {
+		const struct engine *engine = world->trainer[i].trainer->engine;
+		ck_assert_int_eq(engine->staging.place, WS_CUDA);
+		ck_assert_uint_eq(engine->staging.bytes, 64u << 20);
+	}
+	world_close(world);
+}
+END_TEST
+
 /* At any moment, some before they have begun. */
 START_TEST(after_pushes_that_were_broken_off_every_byte_goes_live)
 {
@@ -134,6 +150,7 @@ Suite *suite(void)
 	tcase_set_timeout(tc, 240);
 	tcase_add_loop_test(tc, codes_and_scales_of_the_whole_tensors_go_live, 0,
 			    SANITIZED ? 2 : 4);
+	tcase_add_test(tc, little_is_gathered_through_little_staging);
 	tcase_add_loop_test(tc, after_pushes_that_were_broken_off_every_byte_goes_live, 0, 2);
 	tcase_add_loop_test(tc, who_waits_for_a_gpu_that_hangs_hears_of_it, 0, 2);
 	tcase_add_test(tc, a_fault_of_a_gpu_ends_the_push_with_its_reason);
