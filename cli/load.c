@@ -141,5 +141,6 @@ int load_model(const char *name_or_folder, struct model **model_out, struct ws_e
 		return model_of_folder(name_or_folder, model_out, err);
 	if (strchr(name_or_folder, '/') != NULL)
 		return ws_fail(err, -ENOENT, "there is no folder '%s'", name_or_folder);
-	return model_builtin(model_out, name_or_folder, err);
+	int rc = model_builtin(model_out, name_or_folder, err);
+	return rc == -ENOENT ? ws_fail_in(err, rc, "there is no folder '%s'", name_or_folder) : rc;
 }

@@ -35,6 +35,7 @@ gives 2 "option '--deadline': '5' is not a time" weightsync status --deadline 5
 gives 2 "two manifests are needed" weightsync plan one.json
 gives 1 "one.json" weightsync plan one.json two.json
 gives 1 "no-such-model" weightsync synth --model no-such-model -o x
+gives 1 "no folder 'nothing': no model is named 'nothing'; there are" weightsync manifest --model nothing --side trainer --layout fsdp2 --mesh dp=1
 gives 2 "'1/0' is not a share" weightsync synth --model llama-3-70b --scale 1/0 -o x
 
 gives 0 '' weightsync keygen -o key
