@@ -107,7 +107,7 @@ void bytes_fill(const struct manifest *manifest, uint32_t rank, const struct ran
 
 void bytes_expect(const struct engine_loop *loop, uint64_t version)
 {
-	if (loop->world->options.quant != NULL)
+	if (loop->world->options.quant != NULL || loop->world->options.dtype != NULL)
 		bytes_make(loop, version);
 	else
 		bytes_fill(loop->manifest, loop->rank, &loop->params, loop->expected, version);

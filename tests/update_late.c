@@ -60,6 +60,16 @@ static const struct world_options kinds[] = {
 	 .replicas = 1,
 	 .replica_ranks = 2,
 	 .on_gpu = true},
+	{.trainer_layout = "fsdp2",
+	 .trainer_mesh = "dp=2",
+	 .rollout_layout = "vllm",
+	 .rollout_mesh = "tp=2",
+	 .dtype = "f32",
+	 .op_bytes = 16384,
+	 .trainers = 2,
+	 .replicas = 1,
+	 .replica_ranks = 2,
+	 .ring_bytes = 20000},
 };
 
 static struct world *world_made(int seed)
@@ -149,7 +159,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(tc, 240);
 	tcase_add_loop_test(tc, codes_and_scales_of_the_whole_tensors_go_live, 0,
-			    SANITIZED ? 2 : 4);
+			    SANITIZED ? 2 : 5);
 	tcase_add_test(tc, little_is_gathered_through_little_staging);
 	tcase_add_loop_test(tc, after_pushes_that_were_broken_off_every_byte_goes_live, 0, 2);
 	tcase_add_loop_test(tc, who_waits_for_a_gpu_that_hangs_hears_of_it, 0, 2);

@@ -274,8 +274,10 @@ int region_open_own(struct engine *engine, const struct engine_options *options,
 		return 0;
 	rc = ws_memory_alloc(&engine->staging, blocks * engine->op_bytes, err);
 	if (rc != 0)
-		return ws_fail_in(err, rc, "cannot allocate %llu bytes of staging",
-				  (unsigned long long)options->staging_bytes);
+		return ws_fail_in(err, rc,
+				  "cannot allocate %llu bytes of staging on GPU %d; choose "
+				  "less (staging_bytes)",
+				  (unsigned long long)options->staging_bytes, options->device);
 	return engine_region_add(engine, &engine->staging, &engine->staging_region, err);
 }
 
