@@ -5,6 +5,7 @@
  * from a new sender, is whole.
  */
 
+#include "lib/engine/devices.h"
 #include "lib/engine/engine.h"
 #include "tests/ipc_ends.h"
 
@@ -213,12 +214,51 @@ START_TEST(a_sender_stopped_in_mid_write_is_fenced_and_the_next_update_is_whole)
 }
 END_TEST
 
+/* The kernel lays them side by side: a region over two of them could only be written by a call, and
+ * by no GPU.  Two params of one allocation are one region. */
+START_TEST(params_of_several_allocations_are_each_mapped)
+{
+	const struct device device = {.transport = "ipc", .name = "host"};
+	const struct engine_options options = {
+		.devices = &device, .device_count = 1, .op_bytes = OP_BYTES};
+	struct ws_memory memories[9], params[10];
+	struct memory_place places[10];
+	struct ws_nic nics[WS_NICS_MAX];
+	struct engine *engine;
+	uint32_t touching = 0;
+
+	ck_ok(engine_open(&engine, &options, &err), err);
+	for (uint32_t i = 0; i < 9; i++) {
+		memories[i] = (struct ws_memory){.place = WS_HOST};
+		ck_ok(ws_memory_alloc(&memories[i], 65536, &err), err);
+		params[i] = memories[i];
+		for (uint32_t k = 0; k < i; k++)
+			touching += (uint8_t *)memories[i].base + 65536 == memories[k].base;
+	}
+	ck_assert_uint_gt(touching, 0);
+	params[0].bytes = 32768;
+	params[9] = (struct ws_memory){.base = (uint8_t *)params[0].base + 32768, .bytes = 32768};
+	ck_ok(memories_add(engine, params, 10, places, &err), err);
+	ck_assert_uint_eq(places[9].region, places[0].region);
+	ck_assert_uint_eq(places[9].offset, 32768);
+	for (uint32_t i = 0; i < 9; i++)
+		for (uint32_t k = 0; k < i; k++)
+			ck_assert_uint_ne(places[i].region, places[k].region);
+	ck_assert_uint_eq(engine_nics(engine, nics), 1);
+	ck_assert_str_eq(nics[0].memory, "memfd");
+	engine_close(engine);
+	for (uint32_t i = 0; i < 9; i++)
+		ws_memory_free(&memories[i]);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("engine_ipc");
 	TCase *tests = tcase_create("engine_ipc");
 
 	tcase_set_timeout(tests, 60);
+	tcase_add_test(tests, params_of_several_allocations_are_each_mapped);
 	tcase_add_test(tests, a_sender_stopped_in_mid_write_is_fenced_and_the_next_update_is_whole);
 	suite_add_tcase(all, tests);
 	return all;

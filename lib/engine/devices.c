@@ -328,6 +328,13 @@ int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_m
 	return 0;
 }
 
+static bool is_filed(const void *base, size_t bytes)
+{
+	struct memory_files files;
+
+	return memory_files(base, bytes, &files);
+}
+
 /* Grows *region over next if they nearly touch. */
 static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 {
@@ -341,7 +348,13 @@ static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 	    cuda_range_of(region->base).base != cuda_range_of(next->base).base)
 		return false;
 	uintptr_t next_end = (uintptr_t)next->base + next->bytes;
-	region->bytes = MAX(end, next_end) - (uintptr_t)region->base;
+	size_t bytes = MAX(end, next_end) - (uintptr_t)region->base;
+	/* ... and what peers map of the host's, its file: a region over two is written by a call.
+	 */
+	if (region->place == WS_HOST && !is_filed(region->base, bytes) &&
+	    (is_filed(region->base, region->bytes) || is_filed(next->base, next->bytes)))
+		return false;
+	region->bytes = bytes;
 	return true;
 }
 

@@ -63,7 +63,8 @@ int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_m
 
 /*
  * Registers memories; those that touch, or nearly so (the gap is below a page, so both ends are
- * mapped), share a region.  places_out has an entry per memory.  Not for the data path.
+ * mapped), share a region, unless they are of two allocations of a GPU's or of
+ * ws_memory_alloc's.  places_out has an entry per memory.  Not for the data path.
  */
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
 		 struct memory_place *places_out, struct ws_error *err);
