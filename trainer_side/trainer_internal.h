@@ -241,7 +241,7 @@ void push_begun(struct ws_trainer *trainer); /* the hub began an attempt */
 void push_ready(struct ws_trainer *trainer, const struct member_event *event);
 void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done */
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
-/* ... or never will be: a GPU hangs. */
+/* ... or never will be: -ETIMEDOUT, a GPU was given up. */
 void push_unfenced(struct ws_trainer *trainer, const struct ws_error *why);
 /* It can't go on here, whatever the hub says: what isn't released is closed first. */
 void push_failed(struct ws_trainer *trainer, const struct ws_error *why);

@@ -335,7 +335,7 @@ void trainer_wire_step(struct ws_trainer *trainer)
 		rc = engine_fence(trainer->engine, &closed, &err);
 	if (closed)
 		push_fenced(trainer);
-	else if (rc != 0 && rc != -EAGAIN)
+	else if (rc == -ETIMEDOUT)
 		push_unfenced(trainer, &err);
 	if (wire->state == WIRE_CLOSED && rc == 0)
 		wire->state = WIRE_NONE;
