@@ -113,6 +113,39 @@ START_TEST(every_byte_of_many_copies_lands)
 }
 END_TEST
 
+/* In pieces; with a pageable one behind them, and between them. */
+START_TEST(host_memory_is_copied_however_it_was_page_locked)
+{
+	enum { PARTS = 3, PART_BYTES = 1 << 20, BYTES = PARTS * PART_BYTES, SKEW = 100 };
+	const uint32_t pageable = PARTS - (uint32_t)_i;
+	uint8_t *memory = aligned_alloc(4096, BYTES), *got = malloc(BYTES);
+	struct ws_memory to = gpu_memory(BYTES);
+	const struct cuda_copy copy = {
+		.to = to.base, .from = memory + SKEW, .bytes = BYTES - SKEW, .is_far = true};
+	struct cuda_queue queue;
+
+	ck_assert(memory != NULL && got != NULL);
+	ck_ok(cuda_use(0, &error), error);
+	for (size_t i = 0; i < BYTES; i++)
+		memory[i] = (uint8_t)mix64(i);
+	for (uint32_t i = 0; i < PARTS; i++)
+		if (i != pageable)
+			ck_ok(cuda_pin(memory + i * PART_BYTES, PART_BYTES, &error), error);
+	ck_ok(cuda_queue_open(&queue, 0, &error), error);
+	ck_assert_msg(cuda_queue_copy_host(&queue, &copy) == 0, "%s", queue.error.text);
+	wait_for(&queue);
+	ck_ok(memory_read(&to, 0, got, copy.bytes, &error), error);
+	ck_assert_int_eq(memcmp(got, copy.from, copy.bytes), 0);
+	cuda_queue_close(&queue);
+	for (uint32_t i = 0; i < PARTS; i++)
+		if (i != pageable)
+			cuda_unpin(memory + i * PART_BYTES);
+	ws_memory_free(&to);
+	free(memory);
+	free(got);
+}
+END_TEST
+
 START_TEST(marks_pass_in_order_and_run_out_with_eagain)
 {
 	enum { MARKS = CUDA_MARKS_MAX, BYTES = 64 << 20 };
@@ -272,6 +305,7 @@ Suite *suite(void)
 	tcase_add_test(tc, new_memory_is_zero_and_known_for_what_it_is);
 	tcase_add_test(tc, a_gpu_that_is_not_there_is_an_error_that_names_it);
 	tcase_add_loop_test(tc, every_byte_of_many_copies_lands, 0, 4);
+	tcase_add_loop_test(tc, host_memory_is_copied_however_it_was_page_locked, 0, 3);
 	tcase_add_test(tc, marks_pass_in_order_and_run_out_with_eagain);
 	tcase_add_test(tc, another_process_writes_into_shared_memory);
 	tcase_add_test(tc, what_cannot_be_shared_is_named);
