@@ -50,8 +50,8 @@ struct ws_trainer_options {
 	/* This process among the run's on this host.  0 of 0: unknown.  Where there are cores to
 	 * spare, the I/O thread gets one near the NICs to itself. */
 	uint32_t local_rank, local_ranks;
-	/* The hard watermark of what is gathered, cast or quantized.  0: 64 MiB, up to 512 MiB of a GPU's
-	 * memory where params are on one, or offloaded. */
+	/* The hard watermark of what is gathered, cast or quantized.  0: 64 MiB, up to 512 MiB of a
+	 * GPU's memory where params are on one, or offloaded. */
 	uint64_t staging_bytes;
 	/*
 	 * Params are offloaded: they lie in the host's memory, and this GPU (CUDA's number)
