@@ -262,6 +262,30 @@ START_TEST(nothing_lands_after_the_receiver_has_closed)
 }
 END_TEST
 
+/* Its sender stands still, with writes that a GPU has and others that it is to get. */
+START_TEST(a_fence_that_queued_writes_hold_up_says_so_and_is_done_when_they_end)
+{
+	struct world world;
+	int rc = -EAGAIN;
+
+	world_open(&world, _i);
+	copies_wait = true;
+	ck_until(world.posted > OPS / 2, world_turn(&world));
+	struct nic *nic = world.pair.nics[1];
+	ck_until(rc != -EAGAIN, {
+		rc = nic->transport->peer_close(nic, world.pair.peers[1], false, true);
+		sleep_ns(1000000);
+	});
+	ck_assert_int_eq(rc, -ENOSPC);
+	ck_assert_ptr_nonnull(strstr(nic->trouble, "can't be kept from ending it"));
+	copies_wait = false;
+	ck_until(nic->transport->peer_close(nic, world.pair.peers[1], false, true) == 0,
+		 sender_poll(&world));
+	ck_until(world.reported == world.posted, sender_poll(&world));
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(after_a_fault_each_op_is_reported_once_and_none_waits)
 {
 	struct world world;
@@ -286,6 +310,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, what_is_posted_meanwhile_becomes_few_copies, 0, 4);
 	tcase_add_loop_test(tc, host_memory_is_read_piece_by_piece_as_it_was_page_locked, 0, 20);
 	tcase_add_loop_test(tc, nothing_lands_after_the_receiver_has_closed, 0, 40);
+	tcase_add_test(tc, a_fence_that_queued_writes_hold_up_says_so_and_is_done_when_they_end);
 	tcase_add_loop_test(tc, after_a_fault_each_op_is_reported_once_and_none_waits, 0, 20);
 	suite_add_tcase(s, tc);
 	return s;
