@@ -230,8 +230,9 @@ struct op_range {
 };
 #define OP_IS_CREDIT UINT32_MAX
 
-/* Moves that are done at the beginning of an attempt, one local after the other, whether or not a
- * peer is ready. */
+/* Moves that are done at the beginning of an attempt, whether or not a peer is ready: one local
+ * after the other, but on a GPU those of one launch in no order, so none may read what another
+ * writes. */
 struct local {
 	const struct move *moves; /* of any kind: MAXIMA above all */
 	uint32_t move_count;
