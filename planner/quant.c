@@ -68,6 +68,19 @@ static double parse_eps(struct parse *parse, const struct json *eps, const char 
 	return 0;
 }
 
+/* A block of zeros has the scale eps / largest: 0 times an infinite reciprocal would be NaN. */
+static void check_eps(struct parse *parse, const struct quant_scheme *scheme)
+{
+	double least = 0x1p-128 * (scheme->code == WS_F8_E5M2 ? 57344 : 448);
+	if (!scheme->reciprocal || scheme->eps == 0 || scheme->eps > least)
+		return;
+	findings_add(
+		&parse->found, "quant", scheme->name,
+		"\"eps\" is %g, and with \"recip\" must be 0 or above %.3g, so that 1 / scale is "
+		"finite",
+		scheme->eps, least);
+}
+
 static bool parse_flag(struct parse *parse, const struct json *json, const char *key,
 		       const char *scheme)
 {
@@ -103,6 +116,7 @@ static void parse_scheme(struct parse *parse, const struct json *json, struct qu
 	scheme->eps = parse_eps(parse, json_get(json, "eps"), name);
 	scheme->pow2 = parse_flag(parse, json, "pow2", name);
 	scheme->reciprocal = parse_flag(parse, json, "recip", name);
+	check_eps(parse, scheme);
 	if (scheme->scale == WS_F8_E8M0 && !scheme->pow2)
 		findings_add(&parse->found, "quant", name,
 			     "scales of dtype ue8m0 are powers of two: it needs \"pow2\": true");
