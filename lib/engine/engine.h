@@ -138,7 +138,8 @@ uint32_t engine_peer_region_count(const struct engine_peer *peer);
  * completions have been dropped, and all peers are gone.  -EAGAIN before.  engine_peer_quiet
  * notes that a peer said its half is closed; engine_peer_abandon that it can't be heard any
  * more.  senders_closed_out becomes true when all that I send with is closed: the side then says
- * quiet to all.  The side gives the deadline by abandoning.
+ * quiet to all.  The side gives the deadline by abandoning.  -ETIMEDOUT: never, a GPU was given up
+ * (cuda_stuck); other errors: a transport's, and the next call may find an end.
  */
 int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err);
 void engine_peer_quiet(struct engine *engine, struct engine_peer *peer);
