@@ -116,9 +116,10 @@ static uint64_t turn_digest(const struct block_turn *turn, uint64_t seed)
 /* Where a trainer's maxima of a bucket begin among all; 0 for others. */
 static uint64_t tables_at(const struct plan *plan, uint32_t member, uint32_t bucket)
 {
-	return plan->tables != NULL && member < plan->trainer_count && plan->tables[member].known
-		       ? plan->tables[member].bucket[bucket]
-		       : 0;
+	bool known = plan->tables != NULL && member < plan->trainer_count &&
+		     plan->tables[member].known && bucket < plan->bucket_count;
+
+	return known ? plan->tables[member].bucket[bucket] : 0;
 }
 
 uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segment)
