@@ -39,6 +39,7 @@ static const struct row {
 
 struct job {
 	const struct bench_options *options;
+	const struct row *row; /* that is measured now */
 	int device;
 	uint32_t experts, alone, rounds;
 	uint8_t *bf16, *out; /* on the GPU; out: the codes, or copies */
@@ -122,8 +123,9 @@ static uint64_t experts_of(const struct job *job, const struct row *row)
 	return row->alone ? job->alone : job->experts;
 }
 
-static int fill_batches(struct job *job, const struct row *row, struct ws_error *err)
+static int fill_batches(struct job *job, struct ws_error *err)
 {
+	const struct row *row = job->row;
 	uint64_t count = experts_of(job, row), each = row->alone ? count : 1;
 	int rc = 0;
 
@@ -151,8 +153,9 @@ static uint64_t bytes_of(const struct job *job, const struct row *row)
 }
 
 /* ---------------------------------------------------------------- turns */
-static int work_once(struct job *job, const struct row *row, struct ws_error *err)
+static int work_once(struct job *job, struct ws_error *err)
 {
+	const struct row *row = job->row;
 	uint64_t entries = experts_of(job, row) * ENTRIES;
 	bool has_maxima = row->what == WHAT_AMAX || row->what == WHAT_TWO_PASSES;
 	int rc = 0;
@@ -167,15 +170,15 @@ static int work_once(struct job *job, const struct row *row, struct ws_error *er
 }
 
 /* Nanoseconds of one; product: the batches, else one copy of half as many bytes. */
-static int turn(struct job *job, const struct row *row, bool product, double *ns_out,
-		struct ws_error *err)
+static int turn(void *arg, bool product, double *ns_out, struct ws_error *err)
 {
-	uint64_t bytes = bytes_of(job, row), ns = 0;
+	struct job *job = arg;
+	uint64_t bytes = bytes_of(job, job->row), ns = 0;
 	uint32_t times = (uint32_t)MIN(MAX(TURN_BYTES / bytes, 1), 64);
 	int rc = cuda_event_record(job->begin, job->stream, err);
 
 	for (uint32_t i = 0; rc == 0 && i < times; i++)
-		rc = product ? work_once(job, row, err)
+		rc = product ? work_once(job, err)
 			     : cuda_copy(job->out, job->bf16, bytes / 2, job->stream, err);
 	if (rc == 0)
 		rc = cuda_event_record(job->end, job->stream, err);
@@ -187,9 +190,10 @@ static int turn(struct job *job, const struct row *row, bool product, double *ns
 	return rc;
 }
 
-static void print(const struct job *job, const struct row *row, double ours_ns, double copy_ns,
-		  const struct spread *ratio)
+static void print(const struct job *job, const struct turns *turns)
 {
+	const struct row *row = job->row;
+	const struct spread *ratio = &turns->ratio;
 	double bytes = (double)bytes_of(job, row);
 	uint64_t count = row->alone ? 1 : job->experts;
 
@@ -198,13 +202,15 @@ static void print(const struct job *job, const struct row *row, double ours_ns, 
 			"{\"row\":\"%s\",\"tensors\":%llu,\"bytes\":%.0f,\"ms\":%.3f,"
 			"\"gb_per_s\":%.0f,\"copy_gb_per_s\":%.0f,\"ratio\":%.3f,\"least\":%.3f,"
 			"\"most\":%.3f}\n",
-			row->name, (unsigned long long)count, bytes, ours_ns * 1e-6,
-			bytes / ours_ns, bytes / copy_ns, ratio->median, ratio->min, ratio->max);
+			row->name, (unsigned long long)count, bytes, turns->product_ns * 1e-6,
+			bytes / turns->product_ns, bytes / turns->baseline_ns, ratio->median,
+			ratio->min, ratio->max);
 	else
 		fprintf(job->options->out,
 			"%-12s  %7llu  %7.2f  %8.3f  %6.0f  %6.0f  %6.3f  %6.3f  %6.3f\n",
-			row->name, (unsigned long long)count, bytes * 1e-9, ours_ns * 1e-6,
-			bytes / ours_ns, bytes / copy_ns, ratio->median, ratio->min, ratio->max);
+			row->name, (unsigned long long)count, bytes * 1e-9,
+			turns->product_ns * 1e-6, bytes / turns->product_ns,
+			bytes / turns->baseline_ns, ratio->median, ratio->min, ratio->max);
 	fflush(job->options->out);
 }
 
@@ -250,15 +256,16 @@ static int check_expert(struct job *job, const struct row *row, uint64_t expert,
 }
 
 /* After the product's last turn. */
-static int check(struct job *job, const struct row *row, struct ws_error *err)
+static int check(struct job *job, struct ws_error *err)
 {
+	const struct row *row = job->row;
 	uint8_t *room = mem_alloc(ELEMENTS * 4);
 	uint64_t last = experts_of(job, row) - 1;
 	double ns;
 
 	if (room == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for an expert");
-	int rc = turn(job, row, true, &ns, err);
+	int rc = turn(job, true, &ns, err);
 	if (rc == 0)
 		rc = check_expert(job, row, 0, room, err);
 	if (rc == 0)
@@ -269,26 +276,17 @@ static int check(struct job *job, const struct row *row, struct ws_error *err)
 
 static int measure(struct job *job, const struct row *row, struct ws_error *err)
 {
-	double ratios[BENCH_ROUNDS_MAX], ours[BENCH_ROUNDS_MAX], copies[BENCH_ROUNDS_MAX];
-	int rc = fill_batches(job, row, err);
+	struct turns turns;
 
+	job->row = row;
+	int rc = fill_batches(job, err);
 	if (rc == 0)
-		rc = check(job, row, err);
-	for (uint32_t i = 0; rc == 0 && i < job->rounds; i++) {
-		bool product_first = i % 2 == 0;
-		rc = turn(job, row, product_first, product_first ? &ours[i] : &copies[i], err);
-		if (rc == 0)
-			rc = turn(job, row, !product_first, product_first ? &copies[i] : &ours[i],
-				  err);
-		if (rc == 0)
-			ratios[i] = copies[i] / ours[i];
-	}
-	if (rc != 0)
-		return rc;
-	struct spread ratio = spread_of(ratios, job->rounds);
-	print(job, row, spread_of(ours, job->rounds).median, spread_of(copies, job->rounds).median,
-	      &ratio);
-	return 0;
+		rc = check(job, err);
+	if (rc == 0)
+		rc = turns_play(job->rounds, turn, job, &turns, err);
+	if (rc == 0)
+		print(job, &turns);
+	return rc;
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -310,15 +308,6 @@ static int fill_weights(struct job *job, struct ws_error *err)
 	return rc != 0 ? rc : cuda_stream_wait(job->stream, err);
 }
 
-static int gpu_room(const struct job *job, uint64_t bytes, void *base_out, struct ws_error *err)
-{
-	void *base = NULL;
-	int rc = cuda_alloc(job->device, bytes, &base, err);
-
-	memcpy(base_out, &base, sizeof(base));
-	return rc;
-}
-
 static int job_open(struct job *job, struct ws_error *err)
 {
 	const struct bench_options *options = job->options;
@@ -331,13 +320,13 @@ static int job_open(struct job *job, struct ws_error *err)
 	if (job->pattern == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for %u experts", PATTERN);
 	/* Copies of all experts, or a copy of half of what is read and written. */
-	int rc = gpu_room(job, elements * 2, &job->bf16, err);
+	int rc = gpu_room(job->device, elements * 2, &job->bf16, err);
 	if (rc == 0)
-		rc = gpu_room(job, elements * 2, &job->out, err);
+		rc = gpu_room(job->device, elements * 2, &job->out, err);
 	if (rc == 0)
-		rc = gpu_room(job, entries * 4, &job->maxima, err);
+		rc = gpu_room(job->device, entries * 4, &job->maxima, err);
 	if (rc == 0)
-		rc = gpu_room(job, entries * 4, &job->scales, err);
+		rc = gpu_room(job->device, entries * 4, &job->scales, err);
 	if (rc == 0)
 		rc = device_batch_open(&job->first, job->device, job->experts, err);
 	if (rc == 0)

@@ -46,7 +46,8 @@ static const struct row {
 
 struct job {
 	const struct bench_options *options;
-	int from, to; /* GPUs; the work is given to the first */
+	const struct row *row; /* that is measured now */
+	int from, to;	       /* GPUs; the work is given to the first */
 	uint32_t rounds;
 	uint64_t bytes;		      /* of a turn: whole launches of every row */
 	uint8_t *source, *host, *out; /* host: page-locked, made when the first row wants it */
@@ -55,22 +56,23 @@ struct job {
 	struct CUevent_st *begin, *end, *mark;
 };
 
-static const uint8_t *source_of(const struct job *job, const struct row *row)
+static const uint8_t *source_of(const struct job *job)
 {
-	return row->from_host ? job->host : job->source;
+	return job->row->from_host ? job->host : job->source;
 }
 
 /* ---------------------------------------------------------------- turns */
 
-static int launch(const struct job *job, const struct row *row, uint64_t at, struct ws_error *err)
+static int launch(const struct job *job, uint64_t at, struct ws_error *err)
 {
+	const struct row *row = job->row;
 	struct copies copies = {.count = 0};
 	uint64_t end = MIN(at + row->pieces * row->piece_bytes, job->bytes);
 
 	for (; at < end; at += row->piece_bytes)
 		(void)copies_add(&copies,
 				 &(struct cuda_copy){.to = job->out + at,
-						     .from = source_of(job, row) + at,
+						     .from = source_of(job) + at,
 						     .bytes = MIN(row->piece_bytes, end - at),
 						     .is_far = true});
 	switch (row->how) {
@@ -86,13 +88,14 @@ static int launch(const struct job *job, const struct row *row, uint64_t at, str
 }
 
 /* With a mark behind each launch, as the product has. */
-static int launch_all(const struct job *job, const struct row *row, struct ws_error *err)
+static int launch_all(const struct job *job, struct ws_error *err)
 {
+	const struct row *row = job->row;
 	uint64_t each = row->pieces * row->piece_bytes;
 	int rc = 0;
 
 	for (uint64_t at = 0; rc == 0 && at < job->bytes; at += each) {
-		rc = launch(job, row, at, err);
+		rc = launch(job, at, err);
 		if (rc == 0 && row->how != HOW_CALLS)
 			rc = cuda_event_record(job->mark, job->stream, err);
 	}
@@ -100,16 +103,15 @@ static int launch_all(const struct job *job, const struct row *row, struct ws_er
 }
 
 /* Nanoseconds of the row's copies, or of one copy. */
-static int turn(const struct job *job, const struct row *row, bool by_row, double *ns_out,
-		struct ws_error *err)
+static int turn(void *arg, bool by_row, double *ns_out, struct ws_error *err)
 {
+	const struct job *job = arg;
 	uint64_t ns = 0;
 	int rc = cuda_event_record(job->begin, job->stream, err);
 
 	if (rc == 0)
-		rc = by_row ? launch_all(job, row, err)
-			    : cuda_copy(job->out, source_of(job, row), job->bytes, job->stream,
-					err);
+		rc = by_row ? launch_all(job, err)
+			    : cuda_copy(job->out, source_of(job), job->bytes, job->stream, err);
 	if (rc == 0)
 		rc = cuda_event_record(job->end, job->stream, err);
 	if (rc == 0)
@@ -121,7 +123,7 @@ static int turn(const struct job *job, const struct row *row, bool by_row, doubl
 }
 
 /* Into zeroed memory, then every byte is compared. */
-static int check(const struct job *job, const struct row *row, struct ws_error *err)
+static int check(struct job *job, struct ws_error *err)
 {
 	uint64_t differing = 0;
 	double ns;
@@ -130,7 +132,7 @@ static int check(const struct job *job, const struct row *row, struct ws_error *
 	if (rc == 0)
 		rc = cuda_fill(job->differing, 0, sizeof(differing), job->stream, err);
 	if (rc == 0)
-		rc = turn(job, row, true, &ns, err);
+		rc = turn(job, true, &ns, err);
 	if (rc == 0)
 		rc = differ_launch(job->source, job->out, job->bytes, job->differing, job->stream,
 				   err);
@@ -140,14 +142,15 @@ static int check(const struct job *job, const struct row *row, struct ws_error *
 		rc = cuda_stream_wait(job->stream, err);
 	if (rc == 0 && differing > 0)
 		rc = ws_fail(err, -EIO, "row '%s': %llu of %llu bytes differ from the source's",
-			     row->name, (unsigned long long)differing,
+			     job->row->name, (unsigned long long)differing,
 			     (unsigned long long)job->bytes);
 	return rc;
 }
 
-static void print(const struct job *job, const struct row *row, double ours_ns, double copy_ns,
-		  const struct spread *ratio)
+static void print(const struct job *job, const struct turns *turns)
 {
+	const struct row *row = job->row;
+	const struct spread *ratio = &turns->ratio;
 	double bytes = (double)job->bytes;
 
 	if (job->options->json)
@@ -156,48 +159,31 @@ static void print(const struct job *job, const struct row *row, double ours_ns, 
 			"\"ms\":%.3f,\"gb_per_s\":%.1f,\"copy_gb_per_s\":%.1f,\"ratio\":%.3f,"
 			"\"least\":%.3f,\"most\":%.3f}\n",
 			row->name, (unsigned long long)row->piece_bytes, row->pieces, bytes,
-			ours_ns * 1e-6, bytes / ours_ns, bytes / copy_ns, ratio->median, ratio->min,
-			ratio->max);
+			turns->product_ns * 1e-6, bytes / turns->product_ns,
+			bytes / turns->baseline_ns, ratio->median, ratio->min, ratio->max);
 	else
 		fprintf(job->options->out,
 			"%-12s  %3u x %6llu KiB  %8.2f  %6.1f  %6.1f  %6.3f  %6.3f  %6.3f\n",
 			row->name, row->pieces, (unsigned long long)(row->piece_bytes / KIB),
-			ours_ns * 1e-6, bytes / ours_ns, bytes / copy_ns, ratio->median, ratio->min,
-			ratio->max);
+			turns->product_ns * 1e-6, bytes / turns->product_ns,
+			bytes / turns->baseline_ns, ratio->median, ratio->min, ratio->max);
 	fflush(job->options->out);
 }
 
 static int measure(struct job *job, const struct row *row, struct ws_error *err)
 {
-	double ratios[BENCH_ROUNDS_MAX], ours[BENCH_ROUNDS_MAX], copies[BENCH_ROUNDS_MAX];
-	int rc = check(job, row, err);
+	struct turns turns;
 
-	for (uint32_t i = 0; rc == 0 && i < job->rounds; i++) {
-		bool row_first = i % 2 == 0;
-		rc = turn(job, row, row_first, row_first ? &ours[i] : &copies[i], err);
-		if (rc == 0)
-			rc = turn(job, row, !row_first, row_first ? &copies[i] : &ours[i], err);
-		if (rc == 0)
-			ratios[i] = copies[i] / ours[i];
-	}
-	if (rc != 0)
-		return rc;
-	struct spread ratio = spread_of(ratios, job->rounds);
-	print(job, row, spread_of(ours, job->rounds).median, spread_of(copies, job->rounds).median,
-	      &ratio);
-	return 0;
+	job->row = row;
+	int rc = check(job, err);
+	if (rc == 0)
+		rc = turns_play(job->rounds, turn, job, &turns, err);
+	if (rc == 0)
+		print(job, &turns);
+	return rc;
 }
 
 /* ---------------------------------------------------------------- memory */
-
-static int gpu_room(int device, uint64_t bytes, void *base_out, struct ws_error *err)
-{
-	void *base = NULL;
-	int rc = cuda_alloc(device, bytes, &base, err);
-
-	memcpy(base_out, &base, sizeof(base));
-	return rc;
-}
 
 static int fill(const struct job *job, struct ws_error *err)
 {

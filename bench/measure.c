@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Median, least and most of a benchmark's rounds; quantiles of its samples; its children's end. */
+/* Median, least and most of a benchmark's rounds; quantiles of its samples; product and baseline in
+ * turns; memory of a GPU; its children's end. */
 #include "bench/measure.h"
 
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
+
+#include "lib/cuda/cuda.h"
 
 #define REAP_NS_MAX UINT64_C(5000000000) /* how long the killed may take to end */
 
@@ -25,6 +29,37 @@ struct spread spread_of(double *values, uint32_t count)
 double spread_quantile(const double *sorted, uint32_t count, double share)
 {
 	return sorted[MIN((uint32_t)(share * count), count - 1)];
+}
+
+int turns_play(uint32_t rounds,
+	       int (*play)(void *arg, bool product, double *ns_out, struct ws_error *err),
+	       void *arg, struct turns *turns_out, struct ws_error *err)
+{
+	double ns[2][BENCH_ROUNDS_MAX], ratios[BENCH_ROUNDS_MAX];
+	int rc = 0;
+
+	for (uint32_t i = 0; i < rounds; i++) {
+		for (uint32_t k = 0; rc == 0 && k < 2; k++) {
+			bool product = (i + k) % 2 == 0;
+			rc = play(arg, product, &ns[product][i], err);
+		}
+		if (rc != 0)
+			return rc;
+		ratios[i] = ns[false][i] / ns[true][i];
+	}
+	*turns_out = (struct turns){.product_ns = spread_of(ns[true], rounds).median,
+				    .baseline_ns = spread_of(ns[false], rounds).median,
+				    .ratio = spread_of(ratios, rounds)};
+	return 0;
+}
+
+int gpu_room(int device, uint64_t bytes, void *base_out, struct ws_error *err)
+{
+	void *base = NULL;
+	int rc = cuda_alloc(device, bytes, &base, err);
+
+	memcpy(base_out, &base, sizeof(base));
+	return rc;
 }
 
 int child_reap(pid_t child, uint64_t until_ns)

@@ -23,6 +23,20 @@ struct spread spread_of(double *values, uint32_t count);
 /* The value that this share (0 to 1) of count sorted ones doesn't exceed. */
 double spread_quantile(const double *sorted, uint32_t count, double share);
 
+/* Nanoseconds, medians; what counts is the spread of each turn's baseline by product. */
+struct turns {
+	double product_ns, baseline_ns;
+	struct spread ratio;
+};
+
+/* rounds turns of the product and of its baseline; who goes first changes. */
+int turns_play(uint32_t rounds,
+	       int (*play)(void *arg, bool product, double *ns_out, struct ws_error *err),
+	       void *arg, struct turns *turns_out, struct ws_error *err);
+
+/* GPU memory, where *base_out is any pointer; the caller's, to be freed by cuda_free. */
+int gpu_room(int device, uint64_t bytes, void *base_out, struct ws_error *err);
+
 /* Waits for a child's end, and kills it when time is up; its status is waitpid's, or -1 where it
  * doesn't end even so. */
 int child_reap(pid_t child, uint64_t until_ns);

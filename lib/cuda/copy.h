@@ -12,8 +12,8 @@
 
 /*
  * From here on a copy engine is faster between GPUs: it takes 5 us for each launch and 1 us for
- * each copy, however small, and has 395 GB/s over NVLink; the kernel 365 (2 x H200, bench copies).
- * Within a GPU the kernel is, at any size.
+ * each copy, however small, and has 395 GB/s over NVLink; the kernel 365 (2 x H200,
+ * bench/README.md).  Within a GPU the kernel is, at any size.
  */
 #define COPY_ENGINE_BYTES (512u << 10)
 #define COPY_SMALL_FEW	  16u /* so few that are smaller go with them (queue.c) */

@@ -349,8 +349,7 @@ static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
 		return false;
 	uintptr_t next_end = (uintptr_t)next->base + next->bytes;
 	size_t bytes = MAX(end, next_end) - (uintptr_t)region->base;
-	/* ... and what peers map of the host's, its file: a region over two is written by a call.
-	 */
+	/* ... and of the host's their file: a region over two is written by a call. */
 	if (region->place == WS_HOST && !is_filed(region->base, bytes) &&
 	    (is_filed(region->base, region->bytes) || is_filed(next->base, next->bytes)))
 		return false;

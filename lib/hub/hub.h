@@ -45,6 +45,7 @@ enum replica_word { WORD_NONE = 0, WORD_BEGIN, WORD_PAUSE, WORD_COMMIT, WORD_RES
  * hub.c
  */
 struct hub;
+struct member; /* one process's end, below */
 
 /* Which rollouts write to rollouts; trainers write to all, also to each other.  Who may write to a
  * rank hears its ready, and says quiet before the rank closes what was written to it with. */
@@ -74,7 +75,6 @@ struct hub_options {
 int hub_open(struct hub **hub_out, const struct hub_options *options, struct ws_error *err);
 /* A trainer of the process that is about to close the hub leaves, and so the hub knows it: what the
  * member says itself when it is closed may come too late.  Both may be NULL. */
-struct member;
 void hub_left_by(struct hub *hub, const struct member *member);
 /* Tells members goodbye, stops the thread.  They end with code 0, "the run ended", when the first
  * wiring was done, no attempt is open, the last one didn't fail and a trainer has left; else with
@@ -89,7 +89,6 @@ int hub_failed(struct hub *hub, struct ws_error *err);
 /* ------------------------------------------------------------------------------------------
  * member.c
  */
-struct member;
 
 /* The NICs of a member that are in use, in order, and how many it has.  Where something else is
  * said than the roster has, members are wired anew between two attempts. */
