@@ -113,11 +113,12 @@ static uint64_t turn_digest(const struct block_turn *turn, uint64_t seed)
 	return digest_bytes(words, sizeof(words), seed);
 }
 
-/* Where a trainer's maxima of a bucket begin among all; 0 for others. */
+/* Where a trainer's maxima of a bucket begin among all, and behind the last one where they end; 0
+ * for others. */
 static uint64_t tables_at(const struct plan *plan, uint32_t member, uint32_t bucket)
 {
 	bool known = plan->tables != NULL && member < plan->trainer_count &&
-		     plan->tables[member].known && bucket < plan->bucket_count;
+		     plan->tables[member].known && bucket <= plan->bucket_count;
 
 	return known ? plan->tables[member].bucket[bucket] : 0;
 }
