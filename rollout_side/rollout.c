@@ -13,6 +13,8 @@
 #include "rollout_side/rollout_internal.h"
 
 #define POST_MS_DEFAULT 30000u
+/* After the deadline, for the I/O thread, which gives up then and knows what is missing. */
+#define LAST_WORD_NS 1000000000u
 
 /* ---------------------------------------------------------------- open */
 
@@ -350,5 +352,5 @@ int ws_rollout_start(struct ws_rollout *rollout, uint32_t deadline_ms, struct ws
 		rc = io_start(rollout, err);
 	if (rc != 0)
 		return rc;
-	return wait_wired(rollout, deadline_in_ms(deadline_ms), err);
+	return wait_wired(rollout, deadline_in_ms(deadline_ms) + LAST_WORD_NS, err);
 }

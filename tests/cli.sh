@@ -143,6 +143,16 @@ gives 1 "only a trainer's memory can be 'offload'; a rollout's is host" weightsy
 	--rollout R.json --rank 0 --world 2 --memory offload
 gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
 
+# Who doesn't come is said, also where nobody answers.
+serve="weightsync serve --key key --rollout R.json --rank 0 --world 2 --start-deadline 1s"
+gives 1 "rollout 0.0: no hub answered at 'tcp://127.0.0.1:9' within 1 s" $serve --hub tcp://127.0.0.1:9
+gives 1 "'tcp://127.0.0.1' isn't an address of a hub" $serve --hub tcp://127.0.0.1
+weightsync hub --key key --trainers 1 --replica-ranks 2 >hub 2>&1 &
+until [ -s hub ]; do sleep 0.1; done
+gives 1 "rollout 0.0: .* not there: trainer 0, rollout 0.1" $serve --hub "$(cat hub)"
+kill $!
+gives 1 "give an address of this host and a free port" weightsync hub --key key --trainers 1 --replica-ranks 2 --bind tcp://198.51.100.1:7000
+
 # Output that can't be written is a failure.
 gives 1 'cannot write' sh -c 'weightsync plan T.json R.json >/dev/full'
 

@@ -163,9 +163,17 @@ START_TEST(an_address_that_cannot_be_bound_is_named)
 	struct link *other = NULL;
 	struct ws_error err = {0};
 
-	ck_fails(link_listen(&other, "127.0.0.1:7000", &ends_key, &err), -EINVAL, err);
-	ck_fails(link_listen(&other, "tcp://*:7000", &ends_key, &err), -EINVAL, err);
-	ck_fails(link_dial(&other, "tcp://127.0.0.1:port", &ends_key, &err), -EINVAL, err);
+	static const char *const wrong[] = {
+		"127.0.0.1:7000",     "tcp://*:7000",	       "tcp://127.0.0.1:port",
+		"tcp://127.0.0.1",    "tcp://127.0.0.1:70000", "tcp://127.0.0.1:",
+		"tcp://127.0.0.1:-1", "tcp://[::1]",
+	};
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		ck_fails(link_listen(&other, wrong[i], &ends_key, &err), -EINVAL, err);
+		ck_fails(link_dial(&other, wrong[i], &ends_key, &err), -EINVAL, err);
+	}
+	ck_fails(link_dial(&other, "tcp://127.0.0.1:0", &ends_key, &err), -EINVAL, err);
+	ck_fails(link_dial(&other, "tcp://127.0.0.1:*", &ends_key, &err), -EINVAL, err);
 	listen_here(&hub);
 	ck_assert_ptr_null(strchr(link_endpoint(hub.link), '*'));
 	ck_fails(link_listen(&other, link_endpoint(hub.link), &ends_key, &err), -EADDRINUSE, err);

@@ -4,6 +4,7 @@
  * connection is a new DEALER, so no frame of an old connection turns up in a new one, and a
  * connection that ended by a protocol error (ZeroMQ gives such a one up for good) comes back too.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -104,13 +105,28 @@ static int options_set(struct link *link, struct ws_error *err)
 	return 0;
 }
 
+/* ZeroMQ would take 70000 for 4464. */
+static bool endpoint_good(const char *endpoint, bool is_hub)
+{
+	char *end = NULL;
+
+	if (strncmp(endpoint, "tcp://", 6) != 0 || endpoint[6] == '*' ||
+	    strchr(endpoint, ';') != NULL)
+		return false;
+	const char *port = strrchr(endpoint, ':') + 1;
+	if (is_hub && strcmp(port, "*") == 0)
+		return true;
+	unsigned long number = strtoul(port, &end, 10);
+	return isdigit((unsigned char)port[0]) && *end == '\0' && number <= 65535 &&
+	       (number != 0 || is_hub);
+}
+
 /* What both ends have; link is zeroed memory. */
 static int begin(struct link *link, bool is_hub, const char *endpoint, const struct run_key *key,
 		 struct ws_error *err)
 {
 	zmq_msg_init(&link->message);
-	if (strncmp(endpoint, "tcp://", 6) != 0 || strncmp(endpoint, "tcp://*", 7) == 0 ||
-	    strchr(endpoint, ';') != NULL || strlen(endpoint) >= sizeof(link->endpoint))
+	if (!endpoint_good(endpoint, is_hub) || strlen(endpoint) >= sizeof(link->endpoint))
 		return ws_fail(err, -EINVAL,
 			       "'%s' isn't an address of a hub: give one like tcp://10.0.0.1:7000",
 			       endpoint);
@@ -154,8 +170,10 @@ static int listen_at(struct link *link, struct ws_error *err)
 		return rc;
 	if (zmq_bind(link->socket, link->endpoint) != 0) {
 		rc = errno < ZMQ_HAUSNUMERO ? -errno : -EINVAL;
-		return ws_fail(err, rc, "cannot listen at '%s': %s", link->endpoint,
-			       zmq_strerror(errno));
+		return ws_fail(err, rc,
+			       "cannot listen at '%s': %s; give an address of this host and a "
+			       "free port",
+			       link->endpoint, zmq_strerror(errno));
 	}
 	if (zmq_getsockopt(link->socket, ZMQ_LAST_ENDPOINT, link->endpoint, &room) != 0)
 		return ws_fail(err, -EIO, "cannot tell the port of '%s': %s", link->endpoint,
