@@ -55,9 +55,8 @@ static uint64_t wire_bytes(const struct plan_part *part)
 	return bytes;
 }
 
-/* Whether the box stays inside a param of so many bytes. */
-static bool inside(const struct plan_part *part, uint64_t offset, const int64_t *stride,
-		   enum ws_dtype dtype, uint64_t bytes)
+bool check_inside(const struct plan_part *part, uint64_t offset, const int64_t *stride,
+		  enum ws_dtype dtype, uint64_t bytes)
 {
 	__extension__ __int128 low = (__int128)offset,
 			       high = (__int128)offset + (int64_t)ws_dtype_bytes(dtype);
@@ -134,9 +133,9 @@ static const char *part_fault(const struct plan_part *part, const struct part_ru
 		if (part->extent[d] == 0 || part->extent[d] > MAX(dst->form->element_count, 1))
 			return "its box isn't of the param's size";
 	if (part->kind != PART_SCALES &&
-	    !inside(part, part->src_offset, part->src_stride, part->from, src->bytes))
+	    !check_inside(part, part->src_offset, part->src_stride, part->from, src->bytes))
 		return "it reads outside the sender's param";
-	if (!inside(part, part->dst_offset, part->dst_stride, part->to, dst->bytes))
+	if (!check_inside(part, part->dst_offset, part->dst_stride, part->to, dst->bytes))
 		return "it writes outside the receiver's param";
 	return NULL;
 }
@@ -541,8 +540,10 @@ static int check_all(struct checking *checking)
 {
 	const struct plan *plan = checking->plan;
 	uint32_t found = checking->findings->count;
-	int rc = check_numbers(checking);
+	int rc = check_lists(checking);
 
+	if (rc == 0)
+		rc = check_numbers(checking);
 	if (plan->self != PLAN_ALL && plan->self < plan->trainer_count)
 		for (uint32_t i = 0; rc == 0 && i < plan->pairs.count; i++)
 			rc = check_pair(checking, plan->self, plan_pair_state(plan, i));
@@ -556,7 +557,10 @@ static int check_all(struct checking *checking)
 	     t++)
 		if (plan->self == PLAN_ALL || plan->self == t)
 			rc = check_trainer(checking, t);
-	return rc == 0 ? check_loops(checking) : rc;
+	if (rc == 0)
+		rc = check_loops(checking);
+	/* What is stored wrong has been named by now, and isn't walked. */
+	return rc == 0 && checking->findings->count == found ? check_walk(checking) : rc;
 }
 
 int plan_check(const struct plan *plan, struct findings *findings, struct ws_error *err)

@@ -125,6 +125,9 @@ struct checking {
 /* The same elements the other way round: what is written becomes what is read. */
 struct plan_part check_mirrored(const struct plan_part *part);
 bool check_is_float(enum ws_dtype dtype);
+/* Whether the part's box, from this offset on by these strides, stays within so many bytes. */
+bool check_inside(const struct plan_part *part, uint64_t offset, const int64_t *stride,
+		  enum ws_dtype dtype, uint64_t bytes);
 /* The first of the pairs by receiver that isn't of a lower one. */
 uint32_t check_first_received(const struct plan *plan, uint32_t member);
 
@@ -241,5 +244,11 @@ int check_numbers(struct checking *checking);
 /* What was found true of the layers planned is true of all: their params are the same but for
  * the layer, and together the kinds' buckets reach every param, once. */
 int check_loops(struct checking *checking);
+
+/* ---- check_walk.c */
+/* Whether the lists by which a walk finds pairs have all of the member's, each once. */
+int check_lists(struct checking *checking);
+/* What a walk of the planned member's part yields: all of each pair, and nothing outside. */
+int check_walk(struct checking *checking);
 
 #endif

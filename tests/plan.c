@@ -291,6 +291,33 @@ START_TEST(explicit_rows_meet_rules)
 }
 END_TEST
 
+/* Every member's part is walked by the check, tables and all: in each layer of a loop. */
+START_TEST(what_a_quantized_target_needs_lies_inside_the_trainers_tables)
+{
+	struct pair_world pair;
+	const char *tensors =
+		"{\"name\":\"m.{L}.w\",\"dtype\":\"bf16\",\"shape\":[576,256],\"layers\":[0,3]}";
+	const char *rows =
+		"\"layers\":{\"all\":[0,3]},\"params\":[{\"p\":\"m.{L}.w\",\"each\":{\"L\":"
+		"\"all\"},\"x\":[\"s\",[\"t\",\"m.{L}.w\"],0,\"n\"]}]";
+	const char *fp8 =
+		"\"schemes\":{\"b\":{\"kind\":\"block\",\"block\":[128,128],\"fmt\":\"e4m3\",\"scale\":\"f32\"}},"
+		"\"layers\":{\"all\":[0,3]},\"params\":[{\"p\":\"m.{L}.w\",\"each\":{\"L\":\"all\"},"
+		"\"q\":\"b\",\"dtype\":\"f8e4m3\",\"scale\":\"m.{L}.s\",\"x\":[\"t\",\"m.{L}.w\"]}]";
+
+	pair_open(&pair, tensors, 3, rows, 2, fp8);
+	for (uint32_t m = 0; m < 5; m++) {
+		struct plan *plan = pair_plan(&pair, m);
+		/* 192 rows begin in block 0, in the middle of 1, and at 3: two rows of blocks each
+		 */
+		ck_assert_uint_eq(plan_tables_bytes(plan), m < 3 ? 3 * 2 * 2 * 4 : 0);
+		ck_ok(plan_check(plan, &pair.findings, &pair.err), pair.err);
+		plan_free(plan);
+	}
+	pair_close(&pair);
+}
+END_TEST
+
 /* Three trainers hold all of it: each sends a third, by rows. */
 START_TEST(duplicates_share_the_load_and_a_faster_nic_takes_more)
 {
@@ -535,6 +562,7 @@ Suite *suite(void)
 	tcase_add_test(shapes, an_expert_twice_on_one_rank_is_sent_twice);
 	tcase_add_test(shapes, ranks_without_experts_hold_an_empty_stack);
 	tcase_add_test(shapes, explicit_rows_meet_rules);
+	tcase_add_test(shapes, what_a_quantized_target_needs_lies_inside_the_trainers_tables);
 	tcase_add_test(shapes, duplicates_share_the_load_and_a_faster_nic_takes_more);
 	tcase_add_test(shapes, sources_that_overlap_in_part_cover_each_element_once);
 	tcase_add_test(refused, missing_rows_are_named);

@@ -100,6 +100,10 @@ static void fields_choose(struct fields *fields, struct gen *gen, struct plan *p
 	FIELD(fields, bucket, layer);
 	FIELD(fields, plan, digest);
 	FIELD(fields, plan, slot_bytes);
+	FIELD(fields, plan, receive_count);
+	FIELD(fields, plan, send_count);
+	if (plan->send_count > 0)
+		FIELD(fields, plan, send_first);
 }
 
 static struct plan *a_plan_with_copies(struct world *world, uint32_t from)
@@ -135,6 +139,32 @@ START_TEST(a_plan_with_one_wrong_field_is_rejected)
 			      plan->self);
 		memcpy(field->at, before, field->bytes);
 	}
+	world_close(&world);
+}
+END_TEST
+
+/* The stored plan is right then: only who reads it as a side does can tell. */
+START_TEST(a_pair_that_a_walk_would_miss_or_meet_twice_is_rejected)
+{
+	struct world world;
+	uint32_t met = 0;
+
+	world_open(&world, (uint32_t)_i);
+	for (uint32_t m = 0; m < world.members; m++) {
+		struct plan *plan = world.plans[m];
+		if (plan->send_count < 2)
+			continue;
+		uint32_t before = plan->send_order[1];
+		plan->send_order[1] = plan->send_order[0];
+		ck_fails(plan_check(plan, NULL, &world.err), -EINVAL, world.err);
+		plan->send_order[1] = before;
+		plan->send_count--;
+		ck_fails(plan_check(plan, NULL, &world.err), -EINVAL, world.err);
+		plan->send_count++;
+		ck_ok(plan_check(plan, NULL, &world.err), world.err);
+		met++;
+	}
+	ck_assert_uint_gt(met, 0);
 	world_close(&world);
 }
 END_TEST
@@ -199,6 +229,7 @@ Suite *suite(void)
 
 	tcase_set_timeout(random, 120);
 	tcase_add_loop_test(random, a_plan_with_one_wrong_field_is_rejected, 0, SEEDS);
+	tcase_add_loop_test(random, a_pair_that_a_walk_would_miss_or_meet_twice_is_rejected, 0, 4);
 	tcase_add_loop_test(random, a_part_planned_wrong_is_rejected_by_what_it_would_write, 0,
 			    SEEDS);
 	suite_add_tcase(tests, random);

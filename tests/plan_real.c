@@ -13,24 +13,24 @@
 #define FSDP_DENSE "fsdp2", "dp=3"
 
 static const struct {
-	const char *trainer_mesh, *rollout_layout, *rollout_mesh;
+	const char *trainer_mesh, *rollout_layout, *rollout_mesh, *quant;
 	uint32_t replicas;
 } kimi_cases[] = {
 	{"tp=8,cp=4,pp=8,ep=32,etp=1,last=5", "sglang",
-	 "tp=16,dp=8,ep=16,moe_dense_tp=1,dp_lm_head=1", 8},
+	 "tp=16,dp=8,ep=16,moe_dense_tp=1,dp_lm_head=1", "fp8-block", 8},
 	{"tp=8,cp=4,pp=8,ep=32,etp=1,last=5", "sglang",
-	 "tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1", 4},
-	{"tp=8,cp=4,pp=8,ep=8,etp=4,last=5", "vllm", "tp=16,ep=16", 8},
+	 "tp=32,dp=32,ep=32,moe_dense_tp=1,shared_tp=1,dp_lm_head=1", NULL, 4},
+	{"tp=8,cp=4,pp=8,ep=8,etp=4,last=5", "vllm", "tp=16,ep=16", NULL, 8},
 };
 
-/* One sender's and one receiver's part, in BF16: as many pairs and bytes as in a plan of all. */
+/* One sender's and one receiver's part, walked to its end. */
 START_TEST(kimi_k2_members_pass_the_check)
 {
 	struct pair_world pair;
 
-	pair_open_model(&pair, "kimi-k2", "megatron", kimi_cases[_i].trainer_mesh,
+	pair_open_quant(&pair, "kimi-k2", 1, "megatron", kimi_cases[_i].trainer_mesh,
 			kimi_cases[_i].rollout_layout, kimi_cases[_i].rollout_mesh,
-			kimi_cases[_i].replicas);
+			kimi_cases[_i].quant, kimi_cases[_i].replicas);
 	static const uint32_t members[] = {37, 256 + 5};
 	for (size_t i = 0; i < ARRAY_SIZE(members); i++) {
 		struct plan *plan = pair_plan(&pair, members[i]);
