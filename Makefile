@@ -219,12 +219,9 @@ install: all ## the command, the library, its headers and the man page below PRE
 	for header in lib/ws_*.h planner/ws_*.h trainer_side/ws_*.h rollout_side/ws_*.h; do \
 		install -D -m 644 $$header $(INCLUDE)/$$header || exit 1; done
 	install -m 644 cli/weightsync.1 $(DESTDIR)$(PREFIX)/share/man/man1
-	printf '%s\n' 'Name: weightsync' 'Description: weights from trainers to rollouts' 'Version: $(VERSION)' \
-		'Requires.private: $(LIBS_NEEDED)' 'Libs: -L$(PREFIX)/lib -lweightsync $(CUDA_LIBS) -pthread -lm' \
-		'Cflags: -I$(PREFIX)/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
-
-libs: ## what a program links beside the library
-	@echo $(LDLIBS_ALL) -pthread
+	printf '%s\n' 'prefix=$(PREFIX)' 'Name: weightsync' 'Description: weights from trainers to rollouts' 'Version: $(VERSION)' \
+		'Requires: $(LIBS_NEEDED)' 'Libs: -L$${prefix}/lib -lweightsync $(CUDA_LIBS) -pthread -lm' \
+		'Cflags: -I$${prefix}/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
 clean: ## removes every build folder
 	rm -rf build build-*
@@ -232,4 +229,4 @@ clean: ## removes every build folder
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install libs clean help
+.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install clean help
