@@ -75,11 +75,15 @@ int main(int argc, char **argv)
 {
 	static char text[1 << 20];
 	struct ws_rollout *rollout = NULL;
-	FILE *file = argc == 4 ? fopen(argv[3], "r") : NULL;
 
-	if (file == NULL) {
+	if (argc != 4) {
 		fprintf(stderr, "usage: post HUB KEYFILE MANIFEST\n");
 		return 2;
+	}
+	FILE *file = fopen(argv[3], "r");
+	if (file == NULL) {
+		fprintf(stderr, "post: cannot open '%s': %s\n", argv[3], strerror(errno));
+		return 1;
 	}
 	struct ws_rollout_options options = {
 		.hub = argv[1], .key_file = argv[2], .world = 1, .manifest = text};

@@ -10,6 +10,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "rollout_side/ws_rollout.h"
 
@@ -37,15 +38,19 @@ static int on_resume(void *arg, uint64_t version, struct ws_error *error)
 	return 0;
 }
 
-static char *read_file(const char *path, size_t *bytes_out)
+/* The manifest's text, of at most 1 MiB. */
+static int read_file(struct ws_rollout_options *options, const char *path)
 {
 	static char text[1 << 20];
 	FILE *file = fopen(path, "r");
 	if (file == NULL)
-		return NULL;
-	*bytes_out = fread(text, 1, sizeof(text), file);
+		return ws_fail(&err, -errno, "cannot open '%s': %s", path, strerror(errno));
+	options->manifest = text;
+	options->manifest_bytes = fread(text, 1, sizeof(text), file);
 	fclose(file);
-	return text;
+	return options->manifest_bytes < sizeof(text)
+		       ? 0
+		       : ws_fail(&err, -ENOSPC, "'%s' is longer than this example reads", path);
 }
 
 static int add_params(struct ws_rollout *rollout, struct ws_memory *memory, uint32_t count)
@@ -80,11 +85,12 @@ int main(int argc, char **argv)
 					     .replica = (uint32_t)atoi(argv[4]),
 					     .rank = (uint32_t)atoi(argv[5]),
 					     .world = (uint32_t)atoi(argv[6])};
-	options.manifest = read_file(argv[3], &options.manifest_bytes);
-	if (options.manifest == NULL ||
+	if (read_file(&options, argv[3]) != 0 ||
 	    ws_rollout_open(&rollout, &options, &hooks, memory, &err) != 0)
 		return fail();
 	uint32_t count = ws_rollout_param_count(rollout);
+	if (count > 4096)
+		ws_fail(&err, -ENOSPC, "%u params are more than this example holds", count);
 	if (count > 4096 || add_params(rollout, memory, count) != 0 ||
 	    ws_rollout_start(rollout, 60000, &err) != 0)
 		return fail();

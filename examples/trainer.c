@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trainer's step loop with weightsync in it: open, add params, start; then per step train and
- *push.
+ * A trainer's step loop with weightsync in it: open, add params, start; then train and push.
  *
  *	usage: trainer HUB KEYFILE MANIFEST RANK WORLD REPLICA_RANKS STEPS
  *
- * HUB is where rank 0 makes the run's hub, tcp://127.0.0.1:7000.  "Training" adds one to every
- *byte.
+ * HUB is where rank 0 makes the run's hub, tcp://127.0.0.1:7000.  "Training" fills params with the
+ * step's number.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,16 +22,19 @@ static int fail(void)
 	return 1;
 }
 
-/* Reads the manifest's text; the caller frees it. */
-static char *read_file(const char *path, size_t *bytes_out)
+/* The manifest's text, of at most 1 MiB. */
+static int read_file(struct ws_trainer_options *options, const char *path)
 {
 	static char text[1 << 20];
 	FILE *file = fopen(path, "r");
 	if (file == NULL)
-		return NULL;
-	*bytes_out = fread(text, 1, sizeof(text), file);
+		return ws_fail(&err, -errno, "cannot open '%s': %s", path, strerror(errno));
+	options->manifest = text;
+	options->manifest_bytes = fread(text, 1, sizeof(text), file);
 	fclose(file);
-	return text;
+	return options->manifest_bytes < sizeof(text)
+		       ? 0
+		       : ws_fail(&err, -ENOSPC, "'%s' is longer than this example reads", path);
 }
 
 /* Every param in memory of its own, as a framework has them. */
@@ -75,8 +78,7 @@ int main(int argc, char **argv)
 					     .world = (uint32_t)atoi(argv[5]),
 					     .hub_here = atoi(argv[4]) == 0,
 					     .replica_ranks = (uint32_t)atoi(argv[6])};
-	options.manifest = read_file(argv[3], &options.manifest_bytes);
-	if (options.manifest == NULL || ws_trainer_open(&trainer, &options, &err) != 0)
+	if (read_file(&options, argv[3]) != 0 || ws_trainer_open(&trainer, &options, &err) != 0)
 		return fail();
 	uint32_t count = ws_trainer_param_count(trainer);
 	struct ws_memory *memory = calloc(count, sizeof(*memory));

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The two examples, together: 2 trainers, 1 replica of 2 ranks, 3 steps.
+# The examples: the two loops together, 2 trainers, 1 replica of 2 ranks, 3 steps; a post step; a manifest that is missing.
 . "$(dirname "$0")/lib.sh"
 
 name="examples/trainer.c and examples/rollout.c run together"
@@ -56,4 +56,10 @@ else
 	cat "$work/t0" "$work/t1" "$work/r0" "$work/log" >"$work/all"
 	failed "$name" "it doesn't" "$work/all"
 fi
+
+name="a manifest that isn't there is named by every example"
+for example in "trainer $hub $work/key $work/none 0 1 1 1" "rollout $hub $work/key $work/none 0 0 1" "post $hub $work/key $work/none"; do
+	"$build/examples/"$example
+done 2>"$work/log"
+[ "$(grep -c "cannot open '$work/none': No such file" "$work/log")" = 3 ] && passed "$name" || failed "$name" "it isn't" "$work/log"
 exit "$failures"
