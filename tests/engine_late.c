@@ -255,6 +255,37 @@ START_TEST(what_is_told_after_a_fence_names_nothing_that_is_gone)
 }
 END_TEST
 
+/* Its own NIC's trouble comes before ops that fail for it: no peer is to blame. */
+START_TEST(who_waits_for_a_gpu_hears_that_it_failed_or_hangs_and_that_no_peer_did)
+{
+	struct world *world = calloc(1, sizeof(*world));
+	static const char *const reasons[] = {"the made GPU has a fault", "hasn't done in 0.1 s"};
+	struct engine_event event = {0};
+	char text[256];
+
+	world_open(world, 3 * _i);
+	for (int i = 0; i < 2; i++)
+		ck_ok(engine_arm(world->engines[i], 1, &error), error);
+	engine_peer_ready(world->engines[0], world->peers[0]);
+	copies_wait = true;
+	ck_until(world->engines[0]->nics[0].in_flight > 0,
+		 (void)engine_step(world->engines[0], &event, 0));
+	cuda_stuck_after(100);
+	gpu_fails = _i == 0;
+	ck_until(event.kind != 0, (void)engine_step(world->engines[0], &event, 1));
+	while (event.kind == ENGINE_GPU_FAILED) /* what was gathered since */
+		ck_until(engine_step(world->engines[0], &event, 1) == 1, (void)0);
+	ck_assert_int_eq(event.kind, ENGINE_NIC_LOST);
+	ck_assert(!engine_nic_is_in_use(world->engines[0], 0));
+	engine_rails_text(world->engines[0], text, sizeof(text));
+	ck_assert_msg(strstr(text, reasons[_i]) != NULL, "%s", text);
+	for (int i = 0; i < 2; i++)
+		engine_close(world->engines[i]);
+	ws_memory_free(&world->memory);
+	free(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("engine_late");
@@ -263,6 +294,8 @@ Suite *suite(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, what_is_told_as_landed_has_landed_and_all_of_it_does, 0, 30);
 	tcase_add_test(tc, what_is_told_after_a_fence_names_nothing_that_is_gone);
+	tcase_add_loop_test(
+		tc, who_waits_for_a_gpu_hears_that_it_failed_or_hangs_and_that_no_peer_did, 0, 2);
 	suite_add_tcase(s, tc);
 	return s;
 }

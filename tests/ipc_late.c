@@ -4,6 +4,7 @@
  * fence must never be ahead of the bytes.
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -299,6 +300,38 @@ START_TEST(after_a_fault_each_op_is_reported_once_and_none_waits)
 }
 END_TEST
 
+static bool nobody_blocks_on(const struct nic *nic)
+{
+	struct pollfd fd = {.fd = nic->wait_fd, .events = POLLIN};
+
+	return poll(&fd, 1, 0) != 0;
+}
+
+/* What it was given may end all the same. */
+START_TEST(a_gpu_that_hangs_takes_its_nic_down_and_nobody_polls_for_it_any_more)
+{
+	struct world world;
+
+	world_open(&world, _i);
+	struct nic *nic = world.pair.nics[0];
+	cuda_stuck_after(100);
+	copies_wait = true;
+	ck_until(world.posted > OPS / 2, world_turn(&world));
+	ck_assert(nobody_blocks_on(nic));
+	ck_until(nic->down, sender_poll(&world));
+	ck_assert_ptr_nonnull(strstr(nic->trouble, "GPU 0 hasn't done in 0.1 s"));
+	ck_until(!nobody_blocks_on(nic), sender_poll(&world));
+	ck_assert_uint_eq(world.reported, 0);
+	ck_assert_int_eq(nic->transport->peer_close(nic, world.pair.peers[0], true, false),
+			 -ETIMEDOUT);
+	copies_wait = false;
+	ck_until(nic->transport->peer_close(nic, world.pair.peers[0], true, false) == 0,
+		 sender_poll(&world));
+	ck_assert_uint_eq(world.reported, world.posted);
+	world_close(&world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("ipc_late");
@@ -312,6 +345,8 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, nothing_lands_after_the_receiver_has_closed, 0, 40);
 	tcase_add_test(tc, a_fence_that_queued_writes_hold_up_says_so_and_is_done_when_they_end);
 	tcase_add_loop_test(tc, after_a_fault_each_op_is_reported_once_and_none_waits, 0, 20);
+	tcase_add_loop_test(
+		tc, a_gpu_that_hangs_takes_its_nic_down_and_nobody_polls_for_it_any_more, 0, 4);
 	suite_add_tcase(s, tc);
 	return s;
 }

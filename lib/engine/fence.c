@@ -68,11 +68,11 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 			else if (rc != 0 && rc != -EAGAIN && result != -ETIMEDOUT)
 				result = ws_fail(
 					err, rc,
-					"the connection to '%s' on '%s' can't be fenced: %s; start it "
-					"again",
+					"the connection to '%s' on '%s' can't be fenced: %s%s",
 					peer->name, nic->name,
 					nic->trouble[0] != 0 ? nic->trouble
-							     : "more than this process can hold");
+							     : "more than this process can hold",
+					rc == -ETIMEDOUT ? "" : "; start it again");
 		}
 	}
 	/* Every sending half was told to close; what it had is reported when nothing is in flight.

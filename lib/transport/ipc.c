@@ -464,7 +464,7 @@ static int ipc_poll(struct nic *nic, struct event *events_out, int count)
 	ipc_gpu_poll(ipc);
 	int taken = events_take(ipc, events_out, count);
 	/* What a GPU is at ends without a sign: until then nobody blocks on me. */
-	if (ipc_gpu_flights(ipc) > 0) {
+	if (ipc_gpu_is_at_work(ipc)) {
 		ipc_wake_self(ipc);
 		return taken;
 	}

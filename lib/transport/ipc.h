@@ -183,15 +183,16 @@ int ipc_gpu_open(struct ipc *ipc, int device, struct ws_error *err);
 void ipc_gpu_close(struct ipc *ipc);
 int ipc_gpu_device(const struct ipc *ipc); /* -1: none */
 uint32_t ipc_gpu_flights(const struct ipc *ipc);
-/* Nothing has ended for a minute: nic.trouble says so.  What is under way may never end. */
-bool ipc_gpu_is_stuck(struct ipc *ipc);
+/* Some of them, and they will end: the GPU wasn't given up. */
+bool ipc_gpu_is_at_work(const struct ipc *ipc);
 /* Takes a write, which begins with this ipc_gpu_launch, or (while others are under way) with a
  * later one, of a poll. */
 void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view);
 void ipc_gpu_launch(struct ipc *ipc);
 /* A registration has ended: what is page-locked may not be any more. */
 void ipc_gpu_forget(struct ipc *ipc);
-/* Hands over the immediates of what is done. */
+/* Hands over the immediates of what is done.  After a fault, or a minute in which nothing has
+ * ended, the NIC is down, and nic.trouble says why. */
 void ipc_gpu_poll(struct ipc *ipc);
 
 /* ipc_peer.c */

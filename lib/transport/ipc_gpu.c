@@ -29,11 +29,10 @@ struct flight {
 
 struct ipc_gpu {
 	struct cuda_queue queue; /* with the GPU's error, which is for ever */
-	bool error_told;
-	uint64_t moved_ns;     /* when a flight last ended, or the first one began */
-	uint32_t first, count; /* of flights */
-	uint32_t marked;       /* of count: those behind get theirs with the next launch */
-	uint32_t copy_count;   /* of copies: to be launched */
+	uint64_t moved_ns;	 /* when a flight last ended, or the first one began */
+	uint32_t first, count;	 /* of flights */
+	uint32_t marked;	 /* of count: those behind get theirs with the next launch */
+	uint32_t copy_count;	 /* of copies: to be launched */
 	uint64_t copy_bytes;
 	const struct mr *from; /* of the last copy: only compared, and while there is one */
 	const struct view *to;
@@ -92,19 +91,9 @@ uint32_t ipc_gpu_flights(const struct ipc *ipc)
 	return ipc->gpu != NULL ? ipc->gpu->count : 0;
 }
 
-bool ipc_gpu_is_stuck(struct ipc *ipc)
+bool ipc_gpu_is_at_work(const struct ipc *ipc)
 {
-	struct ipc_gpu *gpu = ipc->gpu;
-	struct ws_error why;
-
-	if (gpu == NULL || gpu->marked == 0 || clock_ns() - gpu->moved_ns < cuda_stuck_ns())
-		return false;
-	/* Nobody may have looked for long. */
-	if (cuda_queue_passed(&gpu->queue, gpu->flights[gpu->first].mark) != 0)
-		return false;
-	cuda_stuck(gpu->queue.device, &why);
-	ipc_trouble(ipc, "%s", why.text);
-	return true;
+	return ipc_gpu_flights(ipc) > 0 && !cuda_is_given_up(ipc->gpu->queue.device);
 }
 
 static void launch(struct ipc_gpu *gpu)
@@ -209,23 +198,46 @@ static void flight_end(struct ipc *ipc, const struct flight *flight)
 		atomic_store_explicit(&peer->out_tail->busy, RING_IDLE, memory_order_release);
 }
 
+/* For ever, by this side's fault: no peer's. */
+static void gpu_lost(struct ipc *ipc, const char *why)
+{
+	if (!ipc->nic.down)
+		ipc_trouble(ipc, "%s", why);
+	ipc->nic.down = true;
+}
+
+/* What is under way hasn't ended for so long that it may never, or somebody else has found so. */
+static void stuck_look(struct ipc *ipc, uint64_t now)
+{
+	const struct ipc_gpu *gpu = ipc->gpu;
+	int device = gpu->queue.device;
+	struct ws_error why;
+
+	if (now - gpu->moved_ns < cuda_stuck_ns() && !cuda_is_given_up(device))
+		return;
+	cuda_stuck(device, &why);
+	gpu_lost(ipc, why.text);
+}
+
 void ipc_gpu_poll(struct ipc *ipc)
 {
 	struct ipc_gpu *gpu = ipc->gpu;
 
 	while (gpu != NULL && gpu->marked > 0) {
+		/* The clock first: this process may be stopped in between. */
+		uint64_t now = clock_ns();
 		struct flight flight = gpu->flights[gpu->first];
 		int passed = cuda_queue_passed(&gpu->queue, flight.mark);
-		if (passed == 0)
+		if (passed == 0) {
+			stuck_look(ipc, now);
 			break;
-		if (passed < 0 && !gpu->error_told) {
-			gpu->error_told = true;
-			ipc_trouble(ipc, "GPU %d: %s", gpu->queue.device, gpu->queue.error.text);
 		}
+		if (passed < 0)
+			gpu_lost(ipc, gpu->queue.error.text);
 		gpu->first = (gpu->first + 1) % IPC_OPS_MAX;
 		gpu->count--;
 		gpu->marked--;
-		gpu->moved_ns = clock_ns();
+		gpu->moved_ns = now;
 		flight_end(ipc, &flight);
 	}
 	ipc_gpu_launch(ipc); /* what was kept, or found no mark */

@@ -405,7 +405,7 @@ int ipc_peer_close(struct nic *nic, struct peer *peer, bool quiet, bool abandon)
 {
 	(void)quiet;
 	receiver_close(peer);
-	if (peer->flights > 0 && ipc_gpu_is_stuck(ipc_of(nic)))
+	if (peer->flights > 0 && !ipc_gpu_is_at_work(ipc_of(nic)))
 		return -ETIMEDOUT;
 	if (peer->unreported > 0 || peer->flights > 0)
 		return -EAGAIN;

@@ -72,7 +72,8 @@ struct nic {
 	uint64_t protocol;	    /* both ends of a connection must have the same: a digest of
 				     * provider, API version and modes */
 	/* These two may change inside poll, which then yields an EVENT_NIC. */
-	bool down;		       /* its port or link: ops fail until it is up again */
+	bool down;		       /* its port or link: ops fail until it is up again; or the
+					* GPU that does its work: for ever */
 	char trouble[NIC_TROUBLE_MAX]; /* the last thing that went wrong, as part of a sentence:
 					* "port 1 is down"; empty: nothing has */
 };
