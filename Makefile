@@ -14,7 +14,8 @@ PREFIX = /usr/local
 VERSION = 0.1.0
 BUILD := build$(if $(filter-out gcc cc,$(CC)),-$(notdir $(CC)))$(if $(SAN),-$(SAN))
 
-LIBS_NEEDED = libfabric libibverbs hwloc libzmq libcjson libxxhash
+LIBS_LINKED = libibverbs hwloc libzmq libcjson libxxhash
+LIBS_NEEDED = libfabric $(LIBS_LINKED) # of libfabric the headers: lib/transport/libfabric.h says why
 # Debian packages by name: to build, to run the demo, to run the tests, to run the whole matrix.  ?NAME may be missing.
 APT_BUILD = gcc make pkg-config libfabric-dev libibverbs-dev ibverbs-providers libhwloc-dev libzmq3-dev libcjson-dev libxxhash-dev libc6-dev binutils
 APT_demo = $(APT_BUILD) openmpi-bin
@@ -29,7 +30,7 @@ CFLAGS_ALL = -std=c17 $(OPT) $(WARN) -D_GNU_SOURCE -DWS_VERSION='"$(VERSION)"' -
 	-fno-omit-frame-pointer -pthread $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) \
 	$(PKG_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL = -pthread $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
-LDLIBS_ALL = $(PKG_LIBS) $(CUDA_LIBS) -lm $(LDLIBS)
+LDLIBS_ALL = $(PKG_LIBS) $(CUDA_LIBS) -lm -ldl $(LDLIBS)
 
 # CUDA is built in where nvcc is; NVCC= leaves it out.  These arches, and PTX of the newest for what comes later.
 comma := ,
@@ -37,7 +38,7 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 CUDA_ARCHS = 80 90 100
 ifneq ($(NVCC),)
 CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_LIBS = -L$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) -lcudart_static -lrt -ldl
+CUDA_LIBS = -L$(firstword $(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib)) -lcudart_static -lrt
 endif
 # Host code in .cu files is a few calls that launch kernels, so sanitizers leave it out.
 NVCC_FLAGS = -std=c++20 -O2 -lineinfo -fmad=false -I. -Werror all-warnings \
@@ -163,7 +164,7 @@ $(BUILD)/config-%.mk: Makefile
 	@mkdir -p $(@D)
 	@sh .ci/packages '$(APT_$*)' $(LIBS_NEEDED)
 	@{ echo "PKG_CFLAGS = $$(pkg-config --cflags $(LIBS_NEEDED))"; \
-	   echo "PKG_LIBS = $$(pkg-config --libs $(LIBS_NEEDED))"; \
+	   echo "PKG_LIBS = $$(pkg-config --libs $(LIBS_LINKED))"; \
 	   echo "CHECK_LIBS = $$(pkg-config --libs check 2>/dev/null)"; } > $@
 
 # ---------------------------------------------------------------- Test
@@ -220,7 +221,7 @@ install: all ## the command, the library, its headers and the man page below PRE
 		install -D -m 644 $$header $(INCLUDE)/$$header || exit 1; done
 	install -m 644 cli/weightsync.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	printf '%s\n' 'prefix=$(PREFIX)' 'Name: weightsync' 'Description: weights from trainers to rollouts' 'Version: $(VERSION)' \
-		'Requires: $(LIBS_NEEDED)' 'Libs: -L$${prefix}/lib -lweightsync $(CUDA_LIBS) -pthread -lm' \
+		'Requires: $(LIBS_LINKED)' 'Libs: -L$${prefix}/lib -lweightsync $(CUDA_LIBS) -pthread -lm -ldl' \
 		'Cflags: -I$${prefix}/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
 clean: ## removes every build folder

@@ -10,14 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
-
 #include "bench/contest.h"
+#include "lib/transport/libfabric.h"
 
 #define READ_MAX       64
 #define SPIN_POLLS     64 /* empty polls in a row before it sleeps on the queue */
@@ -55,7 +49,7 @@ struct bare {
 
 static int say(struct ws_error *err, int rc, const char *step)
 {
-	return ws_fail(err, -EIO, "bare libfabric can't %s: %s", step, fi_strerror(-rc));
+	return ws_fail(err, -EIO, "bare libfabric can't %s: %s", step, libfabric_error(rc));
 }
 
 static void bare_close(void *state)
@@ -73,7 +67,7 @@ static void bare_close(void *state)
 		if (fids[i] != NULL)
 			fi_close(fids[i]);
 	if (bare->info != NULL)
-		fi_freeinfo(bare->info);
+		libfabric.freeinfo(bare->info);
 	mem_free(bare->contexts);
 	mem_free(bare->free);
 	mem_free(bare->samples);
@@ -85,7 +79,7 @@ static void bare_close(void *state)
 /* The same hints as lib/transport gives. */
 static int info_find(struct bare *bare, const char *provider, const char *source)
 {
-	struct fi_info *hints = fi_allocinfo();
+	struct fi_info *hints = libfabric.dupinfo(NULL);
 	if (hints == NULL)
 		return -FI_ENOMEM;
 	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
@@ -99,9 +93,9 @@ static int info_find(struct bare *bare, const char *provider, const char *source
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->domain_attr->av_type = FI_AV_TABLE;
 	hints->fabric_attr->prov_name = strdup(provider);
-	int rc = fi_getinfo(FI_VERSION(1, 17), source, NULL, source != NULL ? FI_SOURCE : 0, hints,
-			    &bare->info);
-	fi_freeinfo(hints);
+	int rc = libfabric.getinfo(FI_VERSION(1, 17), source, NULL, source != NULL ? FI_SOURCE : 0,
+				   hints, &bare->info);
+	libfabric.freeinfo(hints);
 	return rc;
 }
 
@@ -109,7 +103,7 @@ static int endpoint_open(struct bare *bare)
 {
 	struct fi_av_attr av = {.type = FI_AV_TABLE};
 	struct fi_cq_attr cq = {.format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_FD, .size = 4096};
-	int rc = fi_fabric(bare->info->fabric_attr, &bare->fabric, NULL);
+	int rc = libfabric.fabric(bare->info->fabric_attr, &bare->fabric, NULL);
 	if (rc == 0)
 		rc = fi_domain(bare->fabric, bare->info, &bare->domain, NULL);
 	if (rc == 0)
@@ -156,7 +150,10 @@ static int bare_open_over(void **state_out, const struct end *end, const char *p
 	bool delivery = strncmp(provider, "tcp", 3) == 0 || strncmp(provider, "net", 3) == 0 ||
 			strncmp(provider, "sockets", 7) == 0;
 	bare->flags = FI_REMOTE_CQ_DATA | FI_COMPLETION | (delivery ? FI_DELIVERY_COMPLETE : 0);
-	int rc = info_find(bare, provider, source);
+	int rc = libfabric_load(err);
+	if (rc != 0)
+		return rc;
+	rc = info_find(bare, provider, source);
 	if (rc == 0)
 		rc = endpoint_open(bare);
 	return rc == 0 ? 0 : say(err, rc, "open an endpoint");

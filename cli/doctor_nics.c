@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NICs: what this host offers to a transport, what is wrong with one, what an update would take. */
+#include <errno.h>
 #include <string.h>
 
 #include "cli/doctor.h"
@@ -63,7 +64,8 @@ void doctor_nic(struct doctor *doctor, const struct nic_info *info)
 		doctor_say(doctor, HEALTH_OK, "nic", "", "", "%s", text);
 }
 
-/* What a transport is offered here, with what is known of each; whether that is anything. */
+/* What a transport is offered here, with what is known of each; whether that is anything, or can't
+ * be known: without libfabric none of its providers has an answer. */
 static bool list(struct doctor *doctor, const struct topology *topology, int gpu,
 		 const char *transport, const char *provider)
 {
@@ -84,7 +86,7 @@ static bool list(struct doctor *doctor, const struct topology *topology, int gpu
 			   err.text);
 	for (uint32_t i = 0; rc == 0 && i < count; i++)
 		doctor_nic(doctor, &infos[i]);
-	return count > 0;
+	return count > 0 || rc == -ENOTSUP;
 }
 
 static void list_all(struct doctor *doctor, const struct devices_wanted *wanted)

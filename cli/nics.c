@@ -67,6 +67,8 @@ static int offers_fill(struct host_view *view, const struct wanted *wanted, stru
 			return rc;
 		if (rc != 0)
 			say("weightsync: %s left away: %s", known[i].transport, err->text);
+		if (rc == -ENOTSUP)
+			break; /* no libfabric, so none of its providers, which are the last */
 	}
 	return 0;
 }

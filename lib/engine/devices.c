@@ -184,6 +184,11 @@ static int network_add(struct devices *devices, const struct place *place, const
 			continue;
 		rc = offered_add(devices, place, networks[i].transport, networks[i].provider,
 				 networks[i].tell_all, reasons, err);
+		if (rc == -ENOTSUP) { /* no libfabric: what stays inside the host needs none */
+			write_format(reasons, "%s%.200s", reasons->count > 0 ? ", " : "",
+				     err->text);
+			return 0;
+		}
 		if (rc != 0)
 			ws_fail_in(
 				err, rc,

@@ -149,7 +149,7 @@ static void fabric_close(struct nic *nic)
 	if (nic->wait_fd > 0)
 		close(nic->wait_fd);
 	if (fabric->info != NULL)
-		fi_freeinfo(fabric->info);
+		libfabric.freeinfo(fabric->info);
 	mem_free(fabric->peers);
 	mem_free(fabric->queues);
 	mem_free(fabric->mrs);
@@ -213,11 +213,11 @@ static int memory_reg(struct fabric *fabric, const struct ws_memory *memory, uin
 			err, rc == -FI_ENOMEM ? -ENOSPC : -ENOTSUP,
 			"%s can't register %zu bytes of GPU %d: %s; it takes a libfabric that "
 			"was built with CUDA, and plain memory (cudaMalloc)",
-			fabric->nic.name, memory->bytes, memory->device, fi_strerror(-rc));
+			fabric->nic.name, memory->bytes, memory->device, libfabric_error(rc));
 	return ws_fail(err, rc == -FI_ENOMEM ? -ENOSPC : -EINVAL,
 		       "%s can't register %zu bytes: %s; raise `ulimit -l` above that or "
 		       "register less",
-		       fabric->nic.name, memory->bytes, fi_strerror(-rc));
+		       fabric->nic.name, memory->bytes, libfabric_error(rc));
 }
 
 static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
@@ -295,18 +295,18 @@ static int fabric_open(struct nic *nic, const char *device, struct ws_error *err
 	rc = contexts_open(fabric, err);
 	if (rc != 0)
 		return rc;
-	rc = fi_fabric(fabric->info->fabric_attr, &fabric->fabric, NULL);
+	rc = libfabric.fabric(fabric->info->fabric_attr, &fabric->fabric, NULL);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric can't open fabric '%s' for %s: %s",
-			       fabric->info->fabric_attr->name, nic->name, fi_strerror(-rc));
+			       fabric->info->fabric_attr->name, nic->name, libfabric_error(rc));
 	rc = fi_domain(fabric->fabric, fabric->info, &fabric->domain, NULL);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric can't open domain '%s' for %s: %s",
-			       fabric->info->domain_attr->name, nic->name, fi_strerror(-rc));
+			       fabric->info->domain_attr->name, nic->name, libfabric_error(rc));
 	rc = fi_av_open(fabric->domain, &av_attr, &fabric->av, NULL);
 	if (rc != 0)
 		return ws_fail(err, -ENOMEM, "libfabric can't open an address table for %s: %s",
-			       nic->name, fi_strerror(-rc));
+			       nic->name, libfabric_error(rc));
 	rc = page_open(fabric, err);
 	return rc == 0 ? wait_open(fabric, err) : rc;
 }

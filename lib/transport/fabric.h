@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Private to fabric*.c, the only files that include libfabric's headers.
+ * Private to fabric*.c.
  *
  * fabric.c         a NIC: open, registrations, post, poll
  * fabric_peer.c    a peer: two endpoints, and the fence
@@ -16,13 +16,7 @@
 #ifndef TRANSPORT_FABRIC_H
 #define TRANSPORT_FABRIC_H
 
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
-
+#include "lib/transport/libfabric.h"
 #include "lib/transport/transport.h"
 
 #define FABRIC_API		FI_VERSION(FI_MAJOR_VERSION, FI_MINOR_VERSION)

@@ -15,12 +15,20 @@
 #include "lib/transport/tables.h"
 
 /* What is asked of every provider.  The returned modes rule, not these. */
-static struct fi_info *hints_make(const char *provider)
+static int hints_make(struct fi_info **hints_out, const char *provider, struct ws_error *err)
 {
-	struct fi_info *hints = fi_allocinfo();
-
-	if (hints == NULL)
-		return NULL;
+	*hints_out = NULL;
+	int rc = libfabric_load(err);
+	if (rc != 0)
+		return rc;
+	struct fi_info *hints = libfabric.dupinfo(NULL);
+	char *name = strdup(provider);
+	if (hints == NULL || name == NULL) {
+		if (hints != NULL)
+			libfabric.freeinfo(hints);
+		free(name);
+		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
+	}
 	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
@@ -31,12 +39,9 @@ static struct fi_info *hints_make(const char *provider)
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->domain_attr->av_type = FI_AV_TABLE;
-	hints->fabric_attr->prov_name = strdup(provider); /* fi_freeinfo frees it */
-	if (hints->fabric_attr->prov_name == NULL) {
-		fi_freeinfo(hints);
-		return NULL;
-	}
-	return hints;
+	hints->fabric_attr->prov_name = name; /* freeinfo frees it */
+	*hints_out = hints;
+	return 0;
 }
 
 /*
@@ -61,8 +66,8 @@ static int getinfo(const char *node, const struct fi_info *hints, struct fi_info
 	for (size_t i = 0; first && i < ARRAY_SIZE(settings); i++)
 		if (getenv(settings[i][0]) == NULL)
 			mine[i] = setenv(settings[i][0], settings[i][1], 1) == 0;
-	int rc =
-		fi_getinfo(FABRIC_API, node, NULL, node != NULL ? FI_SOURCE : 0, hints, offers_out);
+	int rc = libfabric.getinfo(FABRIC_API, node, NULL, node != NULL ? FI_SOURCE : 0, hints,
+				   offers_out);
 	for (size_t i = 0; first && i < ARRAY_SIZE(settings); i++)
 		if (mine[i])
 			unsetenv(settings[i][0]);
@@ -149,7 +154,7 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 {
 	char provider[32], source[NIC_NAME_MAX], address[16];
 	struct interface interface = {0};
-	struct fi_info *offers = NULL;
+	struct fi_info *hints, *offers = NULL;
 	bool as_efa = false;
 
 	*info_out = NULL;
@@ -159,15 +164,15 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	rc = source_address(source, &interface, address, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
-	struct fi_info *hints = hints_make(provider);
-	if (hints == NULL)
-		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", device);
+	rc = hints_make(&hints, provider, err);
+	if (rc != 0)
+		return ws_fail_in(err, rc, "cannot open '%s'", device);
 	rc = offers_find(address[0] != 0 ? address : NULL, hints,
 			 as_efa || strcmp(provider, "efa") == 0, &offers);
-	fi_freeinfo(hints);
+	libfabric.freeinfo(hints);
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric's provider '%s' has nothing at '%s': %s",
-			       provider, source, fi_strerror(-rc));
+			       provider, source, libfabric_error(rc));
 	struct fi_info *info = fabric_offer_pick(offers, address[0] != 0 ? NULL : source);
 	if (info == NULL)
 		rc = ws_fail(err, -ENODEV,
@@ -177,13 +182,13 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	else
 		rc = fabric_modes_choose(info, device, as_efa, modes_out, err);
 	if (rc == 0) {
-		*info_out = fi_dupinfo(info);
+		*info_out = libfabric.dupinfo(info);
 		if (*info_out == NULL)
 			rc = ws_fail(err, -ENOMEM, "no memory for the NIC '%s'", device);
 		else
 			nic_describe(nic, *info_out, &interface, source, provider);
 	}
-	fi_freeinfo(offers);
+	libfabric.freeinfo(offers);
 	return rc;
 }
 
@@ -219,25 +224,26 @@ static bool offer_known(const struct nic_info *infos, uint32_t count, const stru
 int fabric_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
 		  uint32_t *count_out, struct ws_error *err)
 {
-	struct fi_info *hints = hints_make(provider), *offers = NULL;
+	struct fi_info *hints, *offers = NULL;
 	uint32_t room = 0;
 
 	*infos_out = NULL;
 	*count_out = 0;
-	if (hints == NULL)
-		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
-	int rc = getinfo(NULL, hints, &offers);
-	fi_freeinfo(hints);
+	int rc = hints_make(&hints, provider, err);
+	if (rc != 0)
+		return rc;
+	rc = getinfo(NULL, hints, &offers);
+	libfabric.freeinfo(hints);
 	if (rc == -FI_ENODATA)
 		return 0;
 	if (rc != 0)
 		return ws_fail(err, -ENODEV, "libfabric can't list provider '%s': %s", provider,
-			       fi_strerror(-rc));
+			       libfabric_error(rc));
 	for (const struct fi_info *offer = offers; offer != NULL; offer = offer->next)
 		room++;
 	struct nic_info *infos = arena_array(arena, room, sizeof(*infos));
 	if (infos == NULL) {
-		fi_freeinfo(offers);
+		libfabric.freeinfo(offers);
 		return ws_fail(err, -ENOMEM, "no memory to list %u NICs", room);
 	}
 	for (const struct fi_info *offer = offers; offer != NULL; offer = offer->next) {
@@ -249,7 +255,7 @@ int fabric_offers(struct arena *arena, const char *provider, struct nic_info **i
 		if (!offer_known(infos, *count_out, &info))
 			infos[(*count_out)++] = info;
 	}
-	fi_freeinfo(offers);
+	libfabric.freeinfo(offers);
 	*infos_out = infos;
 	return 0;
 }

@@ -108,12 +108,12 @@ int fabric_endpoint_forbid(const struct nic *nic, struct fid_ep *ep, struct ws_e
 
 	if (rc != 0 && !is_unknown(rc))
 		return ws_fail(err, -ENOTSUP, "%s can't be kept from using shared memory: %s",
-			       nic->name, fi_strerror(-rc));
+			       nic->name, libfabric_error(rc));
 	rc = fi_setopt(&ep->fid, FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, &no, sizeof(no));
 	/* EINVAL is how EFA says that there is no CUDA here. */
 	if (rc != 0 && !is_unknown(rc) && rc != -FI_EINVAL)
 		return ws_fail(err, -ENOTSUP, "%s can't be kept from calling CUDA: %s", nic->name,
-			       fi_strerror(-rc));
+			       libfabric_error(rc));
 	return 0;
 }
 
@@ -127,7 +127,7 @@ int fabric_emulation_check(const struct nic *nic, int rc, bool emulated, struct 
 			nic->name);
 	if (rc != 0)
 		return ws_fail(err, -EIO, "%s can't say whether its NIC does the writes: %s",
-			       nic->name, fi_strerror(-rc));
+			       nic->name, libfabric_error(rc));
 	if (emulated)
 		return ws_fail(
 			err, -ENOTSUP,

@@ -77,7 +77,7 @@ static int half_open(struct fabric *fabric, struct half *half, struct ws_error *
 	if (rc != 0)
 		return ws_fail(err, rc == -FI_EMFILE ? -ENOSPC : -ENOMEM,
 			       "%s can't open %s for a peer: %s", fabric->nic.name, step,
-			       fi_strerror(-rc));
+			       libfabric_error(rc));
 	return fabric_endpoint_check(&fabric->nic, &fabric->modes, half->ep, err);
 }
 
