@@ -15,20 +15,12 @@
 #include "lib/transport/tables.h"
 
 /* What is asked of every provider.  The returned modes rule, not these. */
-static int hints_make(struct fi_info **hints_out, const char *provider, struct ws_error *err)
+static struct fi_info *hints_make(const char *provider)
 {
-	*hints_out = NULL;
-	int rc = libfabric_load(err);
-	if (rc != 0)
-		return rc;
 	struct fi_info *hints = libfabric.dupinfo(NULL);
-	char *name = strdup(provider);
-	if (hints == NULL || name == NULL) {
-		if (hints != NULL)
-			libfabric.freeinfo(hints);
-		free(name);
-		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
-	}
+
+	if (hints == NULL)
+		return NULL;
 	hints->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
 	hints->mode = FI_CONTEXT | FI_CONTEXT2;
 	hints->ep_attr->type = FI_EP_RDM;
@@ -39,9 +31,12 @@ static int hints_make(struct fi_info **hints_out, const char *provider, struct w
 	hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
 	hints->domain_attr->av_type = FI_AV_TABLE;
-	hints->fabric_attr->prov_name = name; /* freeinfo frees it */
-	*hints_out = hints;
-	return 0;
+	hints->fabric_attr->prov_name = strdup(provider); /* freeinfo frees it */
+	if (hints->fabric_attr->prov_name == NULL) {
+		libfabric.freeinfo(hints);
+		return NULL;
+	}
+	return hints;
 }
 
 /*
@@ -154,7 +149,7 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 {
 	char provider[32], source[NIC_NAME_MAX], address[16];
 	struct interface interface = {0};
-	struct fi_info *hints, *offers = NULL;
+	struct fi_info *offers = NULL;
 	bool as_efa = false;
 
 	*info_out = NULL;
@@ -164,9 +159,12 @@ int fabric_device_find(const char *device, struct nic *nic, struct fi_info **inf
 	rc = source_address(source, &interface, address, err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
-	rc = hints_make(&hints, provider, err);
+	rc = libfabric_load(err);
 	if (rc != 0)
 		return ws_fail_in(err, rc, "cannot open '%s'", device);
+	struct fi_info *hints = hints_make(provider);
+	if (hints == NULL)
+		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", device);
 	rc = offers_find(address[0] != 0 ? address : NULL, hints,
 			 as_efa || strcmp(provider, "efa") == 0, &offers);
 	libfabric.freeinfo(hints);
@@ -224,14 +222,17 @@ static bool offer_known(const struct nic_info *infos, uint32_t count, const stru
 int fabric_offers(struct arena *arena, const char *provider, struct nic_info **infos_out,
 		  uint32_t *count_out, struct ws_error *err)
 {
-	struct fi_info *hints, *offers = NULL;
+	struct fi_info *offers = NULL;
 	uint32_t room = 0;
 
 	*infos_out = NULL;
 	*count_out = 0;
-	int rc = hints_make(&hints, provider, err);
+	int rc = libfabric_load(err);
 	if (rc != 0)
 		return rc;
+	struct fi_info *hints = hints_make(provider);
+	if (hints == NULL)
+		return ws_fail(err, -ENOMEM, "no memory to ask libfabric for '%s'", provider);
 	rc = getinfo(NULL, hints, &offers);
 	libfabric.freeinfo(hints);
 	if (rc == -FI_ENODATA)
