@@ -4,6 +4,7 @@
  */
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,11 +13,11 @@
 static volatile sig_atomic_t signal_seen;
 static _Atomic(struct ws_trainer *) cancelled; /* whom a signal interrupts */
 static _Atomic bool ends_at_once;
+static char last_words[96];
 
 static _Noreturn void end_now(void)
 {
-	static const char text[] = "weightsync: stopped by a signal\n";
-	(void)!write(STDERR_FILENO, text, sizeof(text) - 1);
+	(void)!write(STDERR_FILENO, last_words, strlen(last_words));
 	_exit(EXIT_FAILED);
 }
 
@@ -52,10 +53,13 @@ void cancel_on_signal(struct ws_trainer *trainer)
 		ws_trainer_cancel(trainer); /* it came before there was anybody to tell */
 }
 
-void end_on_signal(bool at_once)
+void end_on_signal(const char *who)
 {
-	atomic_store(&ends_at_once, at_once);
-	if (at_once && signal_seen)
+	if (who != NULL)
+		snprintf(last_words, sizeof(last_words), "weightsync: %s: stopped by a signal\n",
+			 who);
+	atomic_store(&ends_at_once, who != NULL);
+	if (who != NULL && signal_seen)
 		end_now();
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rounds over a link: see meeting.h. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cli/meeting.h"
@@ -54,16 +55,17 @@ static int member_open(struct meeting *meeting, const struct launch *launch, con
 		       const char *key_file, uint64_t until_ns, struct ws_error *err)
 {
 	struct run_key key;
-	char endpoint[256];
+	char endpoint[256], who[32];
 	int rc = 0;
 
 	if (hub != NULL) {
 		endpoint_of(hub, endpoint, sizeof(endpoint));
 	} else {
-		end_on_signal(true);
+		snprintf(who, sizeof(who), "rank %u", launch->rank);
+		end_on_signal(who);
 		rc = rendezvous_find(&meeting->meet, launch, endpoint, sizeof(endpoint), until_ns,
 				     err);
-		end_on_signal(false);
+		end_on_signal(NULL);
 	}
 	if (rc == 0)
 		rc = run_key_read(&key, hub != NULL ? key_file : meeting->meet.key_file, err);

@@ -60,8 +60,8 @@ static int push_run(const struct command *command, int argc, char **argv)
 	if (job.hub == NULL || job.key_file == NULL || manifest == NULL ||
 	    job.checkpoint_path == NULL)
 		return say_usage(command, "--hub, --key, --trainer and --checkpoint are needed");
-	if (job.first_version == 0)
-		return say_usage(command, "--version begins at 1");
+	if (job.first_version == 0 || job.updates == 0)
+		return say_usage(command, "--version and --updates begin at 1");
 	if (job.offload_bytes < OFFLOAD_BYTES_MIN)
 		return say_usage(command, "--offload-bytes begins at %u", OFFLOAD_BYTES_MIN);
 	status = job_find_rank(&job, command, rank, world, nics, &arena);

@@ -113,9 +113,9 @@ void job_release(struct job *job);
 void catch_signals(void);
 bool stop_asked(void);
 void cancel_on_signal(struct ws_trainer *trainer); /* NULL: forget it */
-/* While this process waits in a call that can't be interrupted and owns nothing outside itself, a
- * signal ends it at once. */
-void end_on_signal(bool at_once);
+/* While this process ("rollout 0.1") waits in a call that can't be interrupted and owns nothing
+ * outside itself, a signal ends it at once.  NULL: it no longer does. */
+void end_on_signal(const char *who);
 
 /* ---- rank_memory.c: a rank's params in one allocation, of the host or of a GPU.  A GPU's has the
  * host's beside it, in which it is filled, changed and looked at. */

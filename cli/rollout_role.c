@@ -376,9 +376,9 @@ static int open_rollout(struct holder *holder, struct ws_error *err)
 	if (rc == 0)
 		rc = post_tools_open(&holder->tools, holder->rollout, &holder->memory, err);
 	if (rc == 0) {
-		end_on_signal(true);
+		end_on_signal(who);
 		rc = ws_rollout_start(holder->rollout, job->start_ms, err);
-		end_on_signal(false);
+		end_on_signal(NULL);
 	}
 	return rc;
 }

@@ -4,6 +4,7 @@
  * first, then replica 0, 1, ...
  */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "cli/roles.h"
@@ -46,18 +47,20 @@ static int find_role(struct job *job, bool *trains_out, struct ws_error *err)
 static int play_role(struct job *job, bool trains)
 {
 	struct ws_error err = {0};
+	char who[32];
 	int rc = 0, status;
 
+	snprintf(who, sizeof(who), "rank %u", job->launch.rank);
 	job->hub_here = job->launch.rank == 0;
 	if (job->hub == NULL && job->launch.rank == 0) {
 		rc = rendezvous_make(&job->meet, &job->launch, &err);
 		job->hub = "tcp://127.0.0.1:*";
 		job->key_file = job->meet.key_file;
 	} else if (job->hub == NULL) {
-		end_on_signal(true);
+		end_on_signal(who);
 		rc = rendezvous_find(&job->meet, &job->launch, job->endpoint, sizeof(job->endpoint),
 				     deadline_in_ms(job->start_ms), &err);
-		end_on_signal(false);
+		end_on_signal(NULL);
 		job->hub = job->endpoint;
 		job->key_file = job->meet.key_file;
 	}
@@ -142,8 +145,8 @@ static int run_run(const struct command *command, int argc, char **argv)
 		return say_usage(command, "--rank and --world go together");
 	if ((job.hub == NULL) != (job.key_file == NULL))
 		return say_usage(command, "--hub and --key go together");
-	if (job.replicas == 0)
-		return say_usage(command, "--replicas begins at 1");
+	if (job.replicas == 0 || job.updates == 0)
+		return say_usage(command, "--replicas and --updates begin at 1");
 	if (job.offload_bytes < OFFLOAD_BYTES_MIN)
 		return say_usage(command, "--offload-bytes begins at %u", OFFLOAD_BYTES_MIN);
 	if (fanout_parse(given.fanout, &rules->fanout, &err) != 0 || rules_check(rules, &err) != 0)

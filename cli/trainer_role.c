@@ -385,9 +385,9 @@ int trainer_role(struct job *job)
 		rc = add_params(trainer, &memory, &err);
 	if (rc == 0)
 		rc = ws_trainer_start(trainer, job->start_ms, &err);
-	/* Everybody has met: nothing is left behind, however this process ends. */
-	if (rc == 0)
-		rendezvous_end(&job->meet);
+	/* Everybody has met, or never will.  Closing may take longer than a launcher waits before
+	 * it kills, and nothing shall be left behind. */
+	rendezvous_end(&job->meet);
 	if (rc != 0)
 		ws_fail_in(&err, rc, "trainer %u", job->rank);
 	int status = rc != 0 ? say_failure(&err) : push_versions(trainer, job, &memory);

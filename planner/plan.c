@@ -136,8 +136,8 @@ static void check_globals(struct planning *planning)
 	plan->slot_bytes -= plan->slot_bytes % SLOT_ALIGN;
 	if (plan->slot_bytes == 0)
 		findings_add(planning->findings, "ring", "recv_staging_bytes",
-			     "ring too small: needs %" PRIu64 " bytes for %" PRIu32
-			     " trainers, has %" PRIu64,
+			     "the rollouts' staging ring is too small: %" PRIu64
+			     " bytes are the least for %" PRIu32 " trainers, not %" PRIu64,
 			     (uint64_t)plan->trainer_count * RING_SLOTS * SLOT_ALIGN,
 			     plan->trainer_count, input->rules.recv_staging_bytes);
 }

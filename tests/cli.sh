@@ -138,9 +138,11 @@ gives 2 "RANK is 'one'" env RANK=one WORLD_SIZE=7 $run
 gives 1 "'cuda:x' names no GPU: cuda:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory cuda:x
 gives 1 "'offload:x' names no GPU: offload:N has a number" $run --rank 0 --world 7 --job memory --trainer-memory offload:x
 gives 1 "no memory 'gpu': it is host" $run --rank 0 --world 7 --job memory --trainer-memory gpu
+gives 2 "updates begin at 1" $run --rank 0 --world 7 --updates 0
 gives 2 "offload-bytes begins at 4096" $run --rank 0 --world 7 --offload-bytes 0
 gives 1 "only a trainer's memory can be 'offload'; a rollout's is host" weightsync serve --hub tcp://127.0.0.1:9 --key key \
 	--rollout R.json --rank 0 --world 2 --memory offload
+gives 1 "transport 'fabric' by provider 'pigeon' has no NIC on this host" $run --rank 0 --world 7 --job provider --provider pigeon
 gives 1 'no-such-folder' weightsync run --trainer T.json --rollout R.json --replicas 2 --checkpoint no-such-folder --rank 0 --world 7
 
 # Who doesn't come is said, also where nobody answers.
@@ -152,6 +154,14 @@ until [ -s hub ]; do sleep 0.1; done
 gives 1 "rollout 0.0: .* not there: trainer 0, rollout 0.1" $serve --hub "$(cat hub)"
 kill $!
 gives 1 "give an address of this host and a free port" weightsync hub --key key --trainers 1 --replica-ranks 2 --bind tcp://198.51.100.1:7000
+
+# A run that doesn't come about leaves nothing, though its launcher kills it before the hub is closed.
+mkdir tmp
+TMPDIR=$work/tmp $run --rank 0 --world 7 --job kills --start-deadline 500ms >out 2>&1 &
+until grep -q "run didn't start" out; do sleep 0.02; done
+kill -9 $!
+[ -z "$(ls tmp)" ] && passed "run: killed after its start failed, it leaves nothing" ||
+	failed "run: killed after its start failed, it leaves nothing" "$(ls tmp)" out
 
 # Output that can't be written is a failure.
 gives 1 'cannot write' sh -c 'weightsync plan T.json R.json >/dev/full'

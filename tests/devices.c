@@ -132,7 +132,8 @@ START_TEST(what_cant_be_used_is_refused_with_a_sentence)
 	} cases[] = {
 		{"pigeon", NULL, 0, -ENODEV, "'pigeon'"},
 		{"pigeon", (const char *const[]){"coop"}, 1, -ENODEV, "'pigeon'"},
-		{"loop", NULL, 0, -ENODEV, "unasked: it offers none; name one"},
+		{"loop", NULL, 0, -ENODEV,
+		 "'loop' has no NIC on this host; `weightsync nics` lists"},
 		{"fabric", (const char *const[]){"verbs:mlx5_0/1"}, 1, -EINVAL, "'verbs:mlx5_0/1'"},
 		{"verbs", (const char *const[]){"tcp0"}, 1, -ENODEV, "'tcp0'"},
 		{"auto", (const char *const[]){"203.0.113.9"}, 1, -ENODEV, "'203.0.113.9'"},

@@ -473,8 +473,9 @@ START_TEST(a_ring_too_small_and_too_many_ops_are_refused)
 
 	pair_open(&pair, W("[10,6]"), 3, WHOLE, 1, WHOLE);
 	pair.input.rules.recv_staging_bytes = 20000;
-	ck_assert_str_eq(pair_refused(&pair, "ring"),
-			 "ring too small: needs 24576 bytes for 3 trainers, has 20000");
+	ck_assert_str_eq(
+		pair_refused(&pair, "ring"),
+		"the rollouts' staging ring is too small: 24576 bytes are the least for 3 trainers, not 20000");
 	pair_close(&pair);
 	/* 2^24 ops of 4 KiB are 64 GiB */
 	pair_open(&pair, W("[200000,200000]"), 1, WHOLE, 1, WHOLE);

@@ -164,6 +164,22 @@ static int inside_add(struct devices *devices, struct writer *reasons, struct ws
 	return 0;
 }
 
+/* why: of those that are here and that nobody uses unasked; empty: there is none. */
+static int none_found(const char *transport, const char *provider, const char *why,
+		      struct ws_error *err)
+{
+	if (why[0] != 0)
+		return ws_fail(err, -ENODEV,
+			       "transport '%s' has no NIC on this host that is used unasked: %s; "
+			       "name one; `weightsync nics` lists what there is",
+			       transport, why);
+	return ws_fail(err, -ENODEV,
+		       "transport '%s'%s%s%s has no NIC on this host; `weightsync nics` lists "
+		       "what there is",
+		       transport, provider != NULL ? " by provider '" : "",
+		       provider != NULL ? provider : "", provider != NULL ? "'" : "");
+}
+
 /* The first network that has a NIC here.  A NIC that is offered and can't be used is an error:
  * whoever bought it doesn't want to run over another one without knowing. */
 static int network_add(struct devices *devices, const struct place *place, const char *provider,
@@ -174,12 +190,17 @@ static int network_add(struct devices *devices, const struct place *place, const
 		bool tell_all;
 	} networks[] = {{"verbs", NULL, true}, {"fabric", "efa", true}, {"fabric", "tcp", false}};
 	uint32_t before = devices->count;
+	size_t told = reasons->count;
 	int rc = 0;
 
-	if (provider != NULL)
-		return offered_add(devices, place, "fabric", provider, true, reasons, err);
+	if (provider != NULL) {
+		rc = offered_add(devices, place, "fabric", provider, true, reasons, err);
+		return rc == 0 && devices->count == before && reasons->count == told
+			       ? none_found("fabric", provider, "", err)
+			       : rc;
+	}
 	for (size_t i = 0; rc == 0 && devices->count == before && i < ARRAY_SIZE(networks); i++) {
-		size_t told = reasons->count;
+		told = reasons->count;
 		if (transport_find(networks[i].transport) == NULL)
 			continue;
 		rc = offered_add(devices, place, networks[i].transport, networks[i].provider,
@@ -277,11 +298,8 @@ int devices_find(struct devices *devices, const struct devices_wanted *wanted, s
 		rc = devices_choose(devices, wanted, &place, &reasons, err);
 	why[reasons.count] = 0;
 	if (rc == 0 && devices->count == 0)
-		rc = ws_fail(err, -ENODEV,
-			     "transport '%s' has no NIC on this host that is used unasked: %s; "
-			     "name one; `weightsync nics` lists what there is",
-			     wanted->transport != NULL ? wanted->transport : "auto",
-			     why[0] != 0 ? why : "it offers none");
+		rc = none_found(wanted->transport != NULL ? wanted->transport : "auto",
+				wanted->provider, why, err);
 	if (rc == 0 && binds)
 		core_find(devices, wanted, &place);
 	choice_write(devices, why);
