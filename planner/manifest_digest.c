@@ -91,6 +91,8 @@ static void put_rule(struct digest *digest, const struct rule *rule)
 	put(digest, rule->expr != NULL);
 	if (rule->expr != NULL)
 		put_expr(digest, rule->expr);
+	if (rule->rows != NULL)
+		put(digest, rule->rows->count);
 	for (uint32_t i = 0; rule->rows != NULL && i < rule->rows->count; i++) {
 		put(digest, rule->rows->ranks[i]);
 		put_form(digest, rule->rows->forms[i]);
@@ -110,6 +112,8 @@ static void put_lists(struct digest *digest, const struct manifest *manifest)
 		put(digest, manifest->stage_of[i]);
 	put(digest, manifest->round_robin);
 	put(digest, map == NULL ? 0 : map->coordinate_count);
+	if (map != NULL)
+		put(digest, (uint64_t)map->layers.lo);
 	for (uint32_t c = 0; map != NULL && c < map->coordinate_count; c++)
 		put(digest, map->counts[c]);
 	for (size_t i = 0;

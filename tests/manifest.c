@@ -176,6 +176,25 @@ START_TEST(the_digest_is_of_the_meaning)
 }
 END_TEST
 
+/* The same lists of experts, one layer later. */
+START_TEST(the_digest_knows_at_which_layer_a_map_begins)
+{
+#define LISTS "\"map\":[" PLAIN ",[[5,4],[3,2],[1,0],[0,0]]," PLAIN "," PLAIN "]}"
+	char *from_1 = changed(EXPERTS, "\"experts\":{\"axis\":\"ep\",\"map_layers\":[1,5]," LISTS);
+	char *from_2 = changed(EXPERTS, "\"experts\":{\"axis\":\"ep\",\"map_layers\":[2,6]," LISTS);
+	struct manifest *one = parse(from_1), *two = parse(from_2);
+	const int32_t *experts, *later;
+	ck_assert_uint_eq(manifest_experts(one, 4, 0, 2, &experts), 2);
+	ck_assert_uint_eq(manifest_experts(two, 4, 0, 2, &later), 2);
+	ck_assert_int_ne(experts[0], later[0]);
+	ck_assert_uint_ne(manifest_digest(one), manifest_digest(two));
+	manifest_free(one);
+	manifest_free(two);
+	mem_free(from_1);
+	mem_free(from_2);
+}
+END_TEST
+
 /* ---- Meshes, experts, layers. */
 
 START_TEST(order_lists_axes_slowest_first)
@@ -281,6 +300,7 @@ Suite *suite(void)
 	tcase_add_test(tc, rules_say_how_params_land);
 	tcase_add_test(tc, forms_are_shared_by_ranks_layers_and_experts);
 	tcase_add_test(tc, a_large_layout_is_evaluated_once_per_coordinate);
+	tcase_add_test(tc, the_digest_knows_at_which_layer_a_map_begins);
 	tcase_add_test(tc, order_lists_axes_slowest_first);
 	tcase_add_test(tc, round_robin_deals_experts_in_turn);
 	tcase_add_test(tc, a_map_places_experts_by_layer);
