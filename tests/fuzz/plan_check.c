@@ -80,6 +80,39 @@ static const struct field bucket_fields[] = {
 };
 static const struct field kind_fields[] = {FIELD(struct bucket_kind, layer)};
 static const struct field word_fields[] = {{0, sizeof(uint32_t), true}};
+static const struct field plan_fields[] = {
+	FIELD(struct plan, send_first),	   FIELD(struct plan, send_count),
+	FIELD(struct plan, receive_count), FIELD(struct plan, digest),
+	FIELD(struct plan, slot_bytes),
+};
+static const struct field blocks_fields[] = {
+	FIELD(struct plan_blocks, each[0]),	 FIELD(struct plan_blocks, each[1]),
+	FIELD(struct plan_blocks, first[0]),	 FIELD(struct plan_blocks, first[1]),
+	FIELD(struct plan_blocks, stride[0]),	 FIELD(struct plan_blocks, stride[1]),
+	FIELD(struct plan_blocks, table_offset),
+};
+static const struct field table_fields[] = {
+	FIELD(struct plan_table, first),
+	FIELD(struct plan_table, kind),
+	FIELD(struct plan_table, param),
+};
+static const struct field offset_fields[] = {{0, sizeof(uint64_t), false}};
+static const struct field local_fields[] = {
+	FIELD(struct stored_local, local.param),
+	FIELD(struct stored_local, local.dim_count),
+	FIELD(struct stored_local, local.extent[0]),
+	FIELD(struct stored_local, local.extent[1]),
+	FIELD(struct stored_local, local.src_offset),
+	FIELD(struct stored_local, local.src_stride[0]),
+	FIELD(struct stored_local, local.src_stride[1]),
+	FIELD(struct stored_local, local.blocks.each[0]),
+	FIELD(struct stored_local, local.blocks.first[0]),
+	FIELD(struct stored_local, local.blocks.first[1]),
+	FIELD(struct stored_local, local.blocks.stride[0]),
+	FIELD(struct stored_local, local.blocks.table_offset),
+	FIELD(struct stored_local, rule),
+	FIELD(struct stored_local, each),
+};
 
 /* What the plan has of one kind. */
 struct numbers {
@@ -99,8 +132,27 @@ struct change {
 	size_t bytes;
 };
 
+/* The grid of some part of codes, as if it were the plan's own to write. */
+static struct plan_blocks *some_blocks(struct plan *plan, size_t from)
+{
+	const struct plan_part *parts = plan->parts.items;
+
+	for (size_t i = 0; i < plan->parts.count; i++) {
+		const struct plan_part *part = &parts[(from + i) % plan->parts.count];
+		if (part->blocks != NULL)
+			return (struct plan_blocks *)(uintptr_t)part->blocks;
+	}
+	return NULL;
+}
+
+/* So many kinds of numbers there were before: what seeds from then say of those still means the
+ * same.
+ */
+#define KINDS_OLD 9
+
 static bool change_make(struct plan *plan, const uint8_t *record, bool renew, struct change *change)
 {
+	struct trainer_tables *tables = &plan->tables[record[3] % plan->trainer_count];
 	struct pair_state *pairs = plan->pairs.items;
 	struct pair_state *pair = &pairs[record[3] % plan->pairs.count];
 	const struct numbers all[] = {
@@ -115,9 +167,22 @@ static bool change_make(struct plan *plan, const uint8_t *record, bool renew, st
 		NUMBERS(pair->segments, plan->kind_count, word_fields),
 		NUMBERS(plan->buckets, plan->bucket_count, bucket_fields),
 		NUMBERS(plan->kinds, plan->kind_count, kind_fields),
+		NUMBERS(plan, 1, plan_fields),
+		NUMBERS(some_blocks(plan, record[2]), 1, blocks_fields),
+		NUMBERS(tables->list, tables->count, table_fields),
+		NUMBERS(tables->bucket, tables->known ? plan->bucket_count + 1 : 0, offset_fields),
+		NUMBERS((struct stored_local *)plan->locals.items, plan->locals.count,
+			local_fields),
 	};
-	const struct numbers *numbers = &all[record[0] % ARRAY_SIZE(all)];
-	const struct field *field = &numbers->fields[record[1] % numbers->field_count];
+	uint32_t kind = record[0] % KINDS_OLD, which = record[1];
+	if (record[0] >= 256 / KINDS_OLD * KINDS_OLD) {
+		kind = KINDS_OLD + which % (ARRAY_SIZE(all) - KINDS_OLD);
+		which /= ARRAY_SIZE(all) - KINDS_OLD;
+	}
+	const struct numbers *numbers = &all[kind];
+	if (numbers->count == 0)
+		return false;
+	const struct field *field = &numbers->fields[which % numbers->field_count];
 	size_t index = (record[2] + 256u * record[3]) % numbers->count;
 
 	if (renew && field->length)
