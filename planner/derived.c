@@ -26,6 +26,8 @@ static void check_from(struct param_parse *param, const struct derived_rule *rul
 	struct parse *parse = param->parse;
 	const struct manifest *manifest = parse->manifest;
 	bool layered = strstr(name, "{L}") != NULL, found = false;
+	if (!parse_work(parse, param->name, manifest->rule_count + (uint64_t)LAYER_MAX / 64))
+		return;
 	if (parse->at_layer == NULL)
 		parse->at_layer = arena_alloc(&parse->arena, LAYER_MAX);
 	if (parse->at_layer == NULL)
@@ -123,6 +125,8 @@ static void parse_made(struct param_parse *param, const struct json *json,
 	    (strstr(made.name, "{L}") != NULL) != (rule->layers[0] >= 0))
 		findings_add(&parse->found, "name", made.name,
 			     "{L} in its name and each.L go together, and there is no other mark");
+	if (!parse_work(parse, made.name, parse->manifest->rule_count))
+		return;
 	if (is_taken(parse->manifest, rule, made.name))
 		findings_add(&parse->found, "name", made.name, "there is one of that name already");
 	parse_form(param, json, &made);

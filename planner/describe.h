@@ -18,6 +18,8 @@
 #define LAYER_MAX	  65536
 #define EXPERT_MAX	  65536
 #define NAME_BYTES_MAX	  1024
+#define VISIT_RANKS	  16   /* ranks that are only looked at cost a visit in all */
+#define NAMED_MAX	  1024 /* symbols, sets, meshes, axes, schemes: each is looked up by name */
 
 /* ------------------------------------------------------------------------------------------
  * box.c: pieces while an expression is evaluated.
@@ -250,10 +252,12 @@ struct memo {
 struct parse {
 	struct manifest *manifest;
 	struct findings found;
-	struct arena arena; /* findings and scratch */
-	const char **names; /* scratch for expr_tensor_names */
-	uint8_t *at_layer;  /* scratch of derived.c */
-	uint32_t readable;  /* findings after which the rest still says what it holds */
+	struct arena arena;  /* findings and scratch */
+	const char **names;  /* scratch for expr_tensor_names */
+	uint8_t *at_layer;   /* scratch of derived.c */
+	uint32_t *at_expert; /* scratch of names.c */
+	uint32_t readable;   /* findings after which the rest still says what it holds */
+	uint64_t work;	     /* steps that parse_work was told of */
 	bool out_of_memory;
 };
 
@@ -286,6 +290,11 @@ bool parse_range(struct parse *parse, const struct json *json, const char *where
 		 int32_t max, struct layer_range *range_out);
 bool parse_ranges(struct parse *parse, const struct json *json, const char *where,
 		  struct layer_set *set_out);
+/* Whether an object of names is one, and not too long. */
+bool parse_named(struct parse *parse, const struct json *json, const char *kind, const char *where);
+/* Counts what grows faster than the text, like params times layers; false and a finding where it
+ * is too much. */
+bool parse_work(struct parse *parse, const char *where, uint64_t steps);
 void *parse_alloc(struct parse *parse, size_t count, size_t bytes_each); /* manifest's arena */
 const char *parse_copy(struct parse *parse, const char *text);		 /* likewise */
 

@@ -192,6 +192,15 @@ static int join(const struct walk *walk, const char *node, const struct expr *ex
 	return check_size(walk, node, shape);
 }
 
+/* What a node does once for each of so many parts of a view, also where none of it lies. */
+static int check_parts(const struct walk *walk, const char *node, uint64_t count)
+{
+	if (count <= PIECE_COUNT_MAX)
+		return 0;
+	return ws_fail(walk->err, -ENOSPC, "%s: it makes more than %u pieces", node,
+		       PIECE_COUNT_MAX);
+}
+
 /* Moves one view of part [start, start + n * share) of a concatenation to its groups. */
 static int regroup(const struct walk *walk, const struct expr *expr, const struct view *view,
 		   struct span part, uint64_t share, uint64_t group, struct views *out)
@@ -202,16 +211,16 @@ static int regroup(const struct walk *walk, const struct expr *expr, const struc
 		return views_cut(view, expr->dim, &part, out, walk->err);
 	}
 	view_reach(view, expr->dim, &first, &last);
-	for (uint64_t q = (first - part.lo) / share; q <= (last - part.lo) / share; q++) {
+	int rc = check_parts(walk, "g", (last - first) / share);
+	for (uint64_t q = (first - part.lo) / share; rc == 0 && q <= (last - part.lo) / share;
+	     q++) {
 		struct span span = {.lo = part.lo + q * share,
 				    .hi = part.lo + (q + 1) * share,
 				    .scale = 1,
 				    .shift = part.shift + q * group};
-		int rc = views_cut(view, expr->dim, &span, out, walk->err);
-		if (rc != 0)
-			return rc;
+		rc = views_cut(view, expr->dim, &span, out, walk->err);
 	}
-	return 0;
+	return rc;
 }
 
 /* `views` hold the concatenation of parts of these lengths; interleaves them in n groups. */
@@ -266,6 +275,7 @@ static int do_interleave(const struct walk *walk, const struct expr *expr, struc
 	for (uint32_t i = 0; i < views->count && rc == 0; i++) {
 		uint64_t first, last;
 		view_reach(&views->list[i], expr->dim, &first, &last);
+		rc = check_parts(walk, "il", (last - first) / b);
 		for (uint64_t block = first / b; block <= last / b && rc == 0; block++) {
 			struct span span = {.lo = block * b,
 					    .hi = (block + 1) * b,

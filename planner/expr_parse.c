@@ -378,8 +378,9 @@ static struct expr *parse_node(struct param_parse *param, const struct json *jso
 	}
 	*expr = (struct expr){.op = kind->op, .child_count = children, .child = child};
 	parse_values(param, json, expr);
-	for (uint32_t i = 0; i < children; i++)
-		child[i] = parse_node(param, json_at(json, kind->child_first + i), depth + 1);
+	const struct json *it = json_at(json, kind->child_first);
+	for (uint32_t i = 0; i < children; i++, it = it->next)
+		child[i] = parse_node(param, it, depth + 1);
 	if (kind->op == OP_K && expr->a == 0)
 		param->in_stack = false;
 	return expr;

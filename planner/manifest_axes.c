@@ -108,10 +108,8 @@ void parse_meshes(struct parse *parse, const struct json *json)
 	struct manifest *manifest = parse->manifest;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "mesh", "meshes", "expected an object of meshes");
+	if (!parse_named(parse, json, "mesh", "meshes"))
 		return;
-	}
 	manifest->meshes = parse_alloc(parse, json->count, sizeof(*manifest->meshes));
 	if (manifest->meshes == NULL)
 		return;
@@ -171,10 +169,8 @@ void parse_bindings(struct parse *parse, const struct json *json)
 	struct manifest *manifest = parse->manifest;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "axis", "axes", "expected an object of axis names");
+	if (!parse_named(parse, json, "axis", "axes"))
 		return;
-	}
 	manifest->bindings = parse_alloc(parse, json->count, sizeof(*manifest->bindings));
 	if (manifest->bindings == NULL)
 		return;
@@ -315,6 +311,8 @@ static void parse_map(struct parse *parse, const struct json *json, const struct
 	map->firsts = parse_alloc(parse, map->coordinate_count, sizeof(uint32_t));
 	if (map->counts == NULL || map->firsts == NULL ||
 	    !parse_map_layer(parse, json->first, map->layers.lo, true, NULL))
+		return;
+	if (!parse_work(parse, "experts.map", (uint64_t)map->total * json->count))
 		return;
 	map->list = parse_alloc(parse, (size_t)map->total * json->count, sizeof(int32_t));
 	int32_t *list = map->list, layer = map->layers.lo;

@@ -10,7 +10,9 @@
 
 #include "planner/describe.h"
 
-#define CHAIN_MAX 1024 /* entries of one tensor name, for different layers */
+#define CHAIN_MAX 1024	     /* entries of one tensor name, for different layers */
+#define CASTS_MAX 256	     /* there are few dtypes */
+#define WORK_MAX  (8u << 20) /* steps of one manifest, and about as many numbers of layers */
 
 void *parse_alloc(struct parse *parse, size_t count, size_t bytes_each)
 {
@@ -41,6 +43,29 @@ bool parse_keys(struct parse *parse, const struct json *object, const char *wher
 			findings_add(&parse->found, "key", where, "unknown key '%s'", it->key);
 	}
 	return true;
+}
+
+bool parse_named(struct parse *parse, const struct json *json, const char *kind, const char *where)
+{
+	if (json->type == JSON_OBJECT && json->count <= NAMED_MAX)
+		return true;
+	findings_add(&parse->found, kind, where, "expected an object of at most %d names",
+		     NAMED_MAX);
+	return false;
+}
+
+bool parse_work(struct parse *parse, const char *where, uint64_t steps)
+{
+	if (parse->work > WORK_MAX)
+		return false; /* which has been said */
+	parse->work += MIN(steps, WORK_MAX + 1ull);
+	if (parse->work <= WORK_MAX)
+		return true;
+	findings_add(&parse->found, "rule", where,
+		     "too many params times layers or experts: it and those before it take more "
+		     "than %u steps to read",
+		     WORK_MAX);
+	return false;
 }
 
 const char *parse_text(struct parse *parse, const struct json *object, const char *key,
@@ -199,16 +224,17 @@ static void index_tensors(struct parse *parse)
 		const struct tensor_rule *rule = &manifest->tensors[i];
 		uint64_t hash = digest_bytes(rule->name, strlen(rule->name), 0);
 		uint32_t *bucket = &manifest->tensor_bucket[(uint32_t)hash & manifest->tensor_mask];
-		uint32_t chain = 0;
-		for (uint32_t j = *bucket; j != UINT32_MAX && chain < CHAIN_MAX;
+		uint32_t chain = 0, j = *bucket;
+		for (; j != UINT32_MAX && chain < CHAIN_MAX;
 		     j = manifest->tensor_next[j], chain++) {
 			const struct tensor_rule *other = &manifest->tensors[j];
 			if (strcmp(rule->name, other->name) == 0 &&
 			    (rule->layer_lo < 0 || (rule->layer_lo < other->layer_hi &&
 						    other->layer_lo < rule->layer_hi)))
-				findings_add(&parse->found, "tensor", rule->name,
-					     "it is listed twice");
+				break;
 		}
+		if (j != UINT32_MAX && chain < CHAIN_MAX)
+			findings_add(&parse->found, "tensor", rule->name, "it is listed twice");
 		if (chain == CHAIN_MAX)
 			findings_add(&parse->found, "tensor", rule->name,
 				     "more than %d entries for different layers", CHAIN_MAX);
@@ -250,10 +276,8 @@ static void parse_sets(struct parse *parse, const struct json *json)
 	struct manifest *manifest = parse->manifest;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "layers", "layers", "expected an object of layer sets");
+	if (!parse_named(parse, json, "layers", "layers"))
 		return;
-	}
 	manifest->sets = parse_alloc(parse, json->count, sizeof(*manifest->sets));
 	if (manifest->sets == NULL)
 		return;
@@ -270,10 +294,8 @@ static void parse_sym(struct parse *parse, const struct json *json)
 	parse->manifest->layer_base = -1;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "symbol", "sym", "expected an object of integers");
+	if (!parse_named(parse, json, "symbol", "sym"))
 		return;
-	}
 	for (const struct json *it = json->first; it != NULL; it = it->next) {
 		if (!it->is_integer || it->integer < 0)
 			findings_add(&parse->found, "symbol", it->key,
@@ -289,8 +311,9 @@ static void parse_casts(struct parse *parse, const struct json *json)
 	struct manifest *manifest = parse->manifest;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_ARRAY) {
-		findings_add(&parse->found, "cast", "casts", "expected a list like [\"f32:bf16\"]");
+	if (json->type != JSON_ARRAY || json->count > CASTS_MAX) {
+		findings_add(&parse->found, "cast", "casts",
+			     "expected a list like [\"f32:bf16\"], of at most %d", CASTS_MAX);
 		return;
 	}
 	manifest->casts = parse_alloc(parse, json->count, sizeof(*manifest->casts));

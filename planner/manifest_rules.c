@@ -12,7 +12,6 @@
 #include "planner/describe.h"
 
 #define SEGMENT_MAX 64		/* rules that one entry may make */
-#define LOOKUP_MAX  (16u << 20) /* tensors times layers of one entry */
 #define VISIT_MAX   (4u << 20)	/* nodes computed for one manifest; later shapes when asked for */
 #define STAGE_ROOM  (16u << 20) /* rules times stages */
 
@@ -103,6 +102,8 @@ static bool check_map(struct parse *parse, const struct rule *rule, struct layer
 {
 	const struct expert_map *map = parse->manifest->map;
 	uint32_t count = (uint32_t)(experts.hi - experts.lo);
+	if (!parse_work(parse, rule->view.name, (uint64_t)rule->layer_count * map->total + count))
+		return false;
 	uint8_t *seen = arena_alloc(&parse->arena, count);
 	if (seen == NULL) {
 		parse->out_of_memory = true;
@@ -178,9 +179,11 @@ static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t 
 {
 	const struct manifest *manifest = parse->manifest;
 	uint64_t keys = 1;
-	for (uint32_t i = 0; i < rule->axis_count && keys <= VISIT_MAX; i++)
+	if (*visits_left == 0)
+		return;
+	for (uint32_t i = 0; i < rule->axis_count && keys <= manifest->world; i++)
 		keys *= rule->axes[i]->size;
-	bool remembers = keys <= VISIT_MAX && !rule->view.stacks_experts;
+	bool remembers = keys <= manifest->world && !rule->view.stacks_experts;
 	uint64_t keys_left = remembers ? keys : UINT64_MAX;
 	uint8_t *seen = remembers ? arena_alloc(&parse->arena, keys / 8 + 1) : NULL;
 	if (remembers && seen == NULL)
@@ -188,6 +191,7 @@ static void check_shapes(struct parse *parse, const struct rule *rule, uint32_t 
 	for (uint32_t rank = 0; *visits_left > 0 && keys_left > 0 && rank < manifest->world;
 	     rank++) {
 		uint64_t key = rule_key(rule, rank);
+		*visits_left -= rank % VISIT_RANKS == 0;
 		if (seen != NULL && (seen[key / 8] >> (key % 8) & 1) != 0)
 			continue;
 		if (seen != NULL)
@@ -361,9 +365,9 @@ static void add_segments(struct parse *parse, struct param_parse *param, const s
 	if (names == NULL)
 		return (void)(parse->out_of_memory = true);
 	uint32_t name_count = expr_tensor_names(json_get(json, "x"), names, EXPR_NODE_MAX);
-	if ((uint64_t)name_count * total > LOOKUP_MAX)
-		return findings_add(&parse->found, "rule", param->name,
-				    "too many tensors times layers");
+	/* Each is looked up, and its number is kept twice. */
+	if (!parse_work(parse, param->name, (name_count + 3ull) * total))
+		return;
 	uint32_t *found[SEGMENT_MAX + 1];
 	int32_t *layers[SEGMENT_MAX];
 	found[0] = arena_array(&parse->arena, name_count, sizeof(uint32_t));

@@ -339,12 +339,12 @@ int match_holdings(struct planning *planning, enum side side, uint32_t rank, uin
 static int check_overlaps(struct planning *planning, struct ws_error *err)
 {
 	const struct manifest *manifest = planning->sides[SIDE_ROLLOUT].manifest;
-	uint32_t rules = manifest_rule_count(manifest);
+	uint64_t rules = manifest_rule_count(manifest);
 	struct idmap met = {0};
 	int rc = 0;
 
-	for (uint32_t i = 0; rc == 0 && i < rules * planning->sides[SIDE_ROLLOUT].world; i++) {
-		uint32_t rule = i % rules, rank = i / rules;
+	for (uint64_t i = 0; rc == 0 && i < rules * planning->sides[SIDE_ROLLOUT].world; i++) {
+		uint32_t rule = (uint32_t)(i % rules), rank = (uint32_t)(i / rules);
 		const struct form *form = NULL;
 		const int32_t *layers;
 		if (manifest_layers(manifest, rule, rank, &layers) == 0)

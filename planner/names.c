@@ -146,6 +146,8 @@ static void collide(struct parse *parse, const struct owner *a, const struct own
 		    const char *name)
 {
 	const struct manifest *manifest = parse->manifest;
+	if (!parse_work(parse, name, manifest->world / 8))
+		return;
 	for (uint32_t rank = 0; rank < manifest->world; rank++) {
 		if (has(manifest, a, rank) && has(manifest, b, rank)) {
 			findings_add(&parse->found, "name", name,
@@ -217,10 +219,14 @@ static struct naming naming_of(const struct manifest *manifest, const struct rul
 static void check_twice(struct parse *parse, const struct rule *rule)
 {
 	const struct expert_map *map = parse->manifest->map;
-	uint32_t *last = arena_array(&parse->arena, EXPERT_MAX, sizeof(*last));
-	uint32_t round = 0;
-	parse->out_of_memory = parse->out_of_memory || last == NULL;
-	for (uint32_t i = 0; last != NULL && i < rule->layer_count; i++) {
+	if (parse->at_expert == NULL)
+		parse->at_expert = arena_array(&parse->arena, EXPERT_MAX, sizeof(uint32_t));
+	uint32_t *last = parse->at_expert, round = 0;
+	if (last == NULL || !parse_work(parse, rule->view.name,
+					(uint64_t)rule->layer_count * map->total + EXPERT_MAX / 16))
+		return (void)(parse->out_of_memory = parse->out_of_memory || last == NULL);
+	memset(last, 0, EXPERT_MAX * sizeof(*last));
+	for (uint32_t i = 0; i < rule->layer_count; i++) {
 		const int32_t *list =
 			map->list + (size_t)(rule->layers[i] - map->layers.lo) * map->total;
 		for (uint32_t c = 0; c < map->coordinate_count; c++) {

@@ -131,10 +131,8 @@ void parse_schemes(struct parse *parse, const struct json *json)
 	struct manifest *manifest = parse->manifest;
 	if (json == NULL)
 		return;
-	if (json->type != JSON_OBJECT) {
-		findings_add(&parse->found, "quant", "schemes", "expected an object of schemes");
+	if (!parse_named(parse, json, "quant", "schemes"))
 		return;
-	}
 	manifest->schemes = parse_alloc(parse, json->count, sizeof(*manifest->schemes));
 	if (manifest->schemes == NULL)
 		return;
@@ -428,6 +426,7 @@ static int find_torn(const struct manifest *manifest, const struct rule *rule,
 	uint64_t last_key = 0;
 	for (uint32_t rank = 0; *visits_left > 0 && rank < manifest->world; rank++) {
 		uint64_t key = rule_key(rule, rank);
+		*visits_left -= rank % VISIT_RANKS == 0;
 		struct arena arena = {0};
 		struct form form = {0};
 		/* Ranks in a row mostly share coordinates: DP, and axes that aren't named. */

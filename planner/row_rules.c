@@ -192,6 +192,7 @@ static int compare_units(const void *left, const void *right)
 struct row_group {
 	const struct row_unit *first;
 	uint32_t count;
+	uint64_t experts;	      /* hash of the list */
 	struct row_group *next_layer; /* with the same experts, in the same rule */
 	bool taken;
 	uint32_t order;
@@ -210,7 +211,22 @@ static bool same_experts(const struct row_group *a, const struct row_group *b)
 
 static bool same_key(const struct row_group *a, const struct row_group *b)
 {
-	return a->first->hash == b->first->hash && strcmp(a->first->name, b->first->name) == 0;
+	return a->experts == b->experts && a->first->hash == b->first->hash &&
+	       strcmp(a->first->name, b->first->name) == 0;
+}
+
+/* What may become one rule side by side, by layer. */
+static int compare_alike(const void *left, const void *right)
+{
+	const struct row_group *a = left, *b = right;
+	int order = strcmp(a->first->name, b->first->name);
+	if (order != 0)
+		return order;
+	if (a->first->hash != b->first->hash)
+		return a->first->hash < b->first->hash ? -1 : 1;
+	if (a->experts != b->experts)
+		return a->experts < b->experts ? -1 : 1;
+	return a->first->layer < b->first->layer ? -1 : a->first->layer > b->first->layer;
 }
 
 static void add_rule(struct parse *parse, const struct row_group *group, uint32_t layer_count)
@@ -300,11 +316,13 @@ void add_row_rules(struct parse *parse, struct row_unit *units, uint32_t count)
 		*group = (struct row_group){.first = &units[i], .order = units[i].order};
 		do {
 			group->order = MIN(group->order, units[i].order);
+			group->experts = mix64(group->experts ^ (uint64_t)units[i].expert);
 			group->count++;
 			i++;
 		} while (i < count && units[i].layer == group->first->layer &&
 			 group->first->expert >= 0 && same_unit(group->first, &units[i]));
 	}
+	qsort(groups, group_count, sizeof(*groups), compare_alike);
 	uint32_t head_count = chain_groups(groups, group_count, heads);
 	qsort(heads, head_count, sizeof(struct row_group *), compare_groups);
 	for (uint32_t i = 0; i < head_count; i++) {

@@ -220,9 +220,11 @@ static const struct form *make_form(struct parse *parse, const struct row_param 
 		memcpy(piece->offset, row->offset, sizeof(piece->offset));
 		memcpy(piece->extent, row->extent, sizeof(piece->extent));
 		memcpy(piece->stride, row->stride, sizeof(piece->stride));
-		for (uint32_t e = 0; stacks && row->expert >= 0 && e < param->expert_count; e++) {
-			if (param->experts[e] == row->expert)
-				piece->slot = (int32_t)e;
+		if (stacks && row->expert >= 0) {
+			const int32_t *slot =
+				bsearch(&row->expert, param->experts, param->expert_count,
+					sizeof(*slot), compare_numbers);
+			piece->slot = slot == NULL ? -1 : (int32_t)(slot - param->experts);
 		}
 		form->covered_count += volume;
 	}

@@ -92,6 +92,27 @@ BAD = {
                                                 "rank 0 has two params of this name"),
     "thousands of params on 65536 ranks": (manifest(world=65536, meshes={"m": {"axes": [["n", 65536]]}}, params=[
         *({"p": f"p{i}", "x": ["t", "w"]} for i in range(4000)), {"p": "w", "x": ["t", "v"]}]), "\"tensors\" has no 'v'"),
+    "thousands of parts of each of many params": (manifest(params=[
+        *({"p": f"p{i}", "x": ["c", 0] + [["t", "w"]] * 4000} for i in range(16)), {"p": "w", "x": ["t", "v"]}]), "\"tensors\" has no 'v'"),
+    "thousands of params of all layers": (manifest(layers={"a": [0, 65536]}, tensors=[
+        {"name": "{L}.w", "dtype": "bf16", "shape": [8], "layers": [0, 65536]}], params=[
+            {"p": "p%d.{L}" % i, "each": {"L": "a"}, "x": ["t", "{L}.w"]} for i in range(200)]), "too many params times layers"),
+    "thousands of tensors of one name": (manifest(tensors=[{"name": "w", "dtype": "bf16", "shape": [8]}] * 20_000), "listed twice"),
+    "ten thousand symbols": (manifest(sym={f"s{i}": 1 for i in range(10_000)}, params=[
+        {"p": "w", "x": ["r", ["t", "w"], 0, "$no", "$s9999"]}] * 10_000), "at most 1024 names"),
+    "ten thousand sets of layers": (manifest(layers={f"s{i}": [0, 1] for i in range(10_000)}, params=[
+        {"p": "w", "each": {"L": "s9999"}, "x": ["t", "w"]}] * 10_000), "at most 1024 names"),
+    "a long map and thousands of stacks": (manifest(
+        experts={"axis": "n", "map_layers": [0, 16], "map": [[[c] * 2048 for c in range(4)]] * 16},
+        tensors=[{"name": "{L}.{E}.w", "dtype": "bf16", "shape": [8], "layers": [0, 16], "experts": [0, 4]}],
+        params=[{"p": "p%d.{L}" % i, "each": {"L": [0, 16]}, "x": ["k", "E", ["t", "{L}.{E}.w"]]} for i in range(4000)]),
+                                           "too many params times layers or experts"),
+    "a map of many layers that aren't there": (manifest(
+        experts={"axis": "n", "map_layers": [0, 60000], "map": [[list(range(10_000)), [], [], []]] + [0] * 59_999}),
+                                               "too many params times layers or experts"),
+    "many things derived of many params": (manifest(side="rollout", params=[{"p": f"p{i}", "x": ["t", "w"]} for i in range(20_000)], derived=[
+        {"post": "s", "from": ["p19999"] * 16, "makes": [{"p": f"m{j}.{k}", "dtype": "bf16", "shape": [1]} for k in range(16)]}
+        for j in range(256)]), "too many params times layers"),
     "a param that reads itself": (manifest(params=[{"p": "me", "x": ["t", "me"]}]), "\"tensors\" has no 'me'"),
     "two params of one name": (manifest(params=[{"p": "w", "x": ["t", "w"]}] * 2), "rank 0 has two params of this name"),
     "ten thousand params of one name": (manifest(params=[{"p": "w", "x": ["t", "w"]}] * 10_000), "more alike"),

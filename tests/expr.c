@@ -581,6 +581,22 @@ START_TEST(depth_and_size_have_limits)
 }
 END_TEST
 
+/* Of 2^40 groups or blocks between two elements none has a piece: nobody may look at each. */
+START_TEST(padding_is_not_walked_through)
+{
+	static const char *const sparse[] = {
+		"[\"g\",0,1099511627776,[\"fl\",[\"p\",[\"r\",[\"t\",\"q\"],1,0,1],1,1099511627776]]]",
+		"[\"il\",[\"fl\",[\"p\",[\"r\",[\"t\",\"q\"],1,0,1],1,1099511627776]],0,4096,549755813888,2]"};
+	const struct form *form;
+	struct manifest *manifest;
+	struct ws_error err = {0};
+	ck_ok(parse_one(sparse[_i], &manifest, &err), err);
+	ck_fails(manifest_form(manifest, 0, 0, &form, &err), -ENOSPC, err);
+	ck_assert(strstr(err.text, "more than 4194304 pieces") != NULL);
+	manifest_free(manifest);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("expr");
@@ -591,6 +607,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, regular_layouts_take_few_pieces, 0, ARRAY_SIZE(piece_counts));
 	tcase_add_loop_test(tc, an_error_names_node_dim_numbers_and_axis, 0, ARRAY_SIZE(errors));
 	tcase_add_test(tc, depth_and_size_have_limits);
+	tcase_add_loop_test(tc, padding_is_not_walked_through, 0, 2);
 	suite_add_tcase(s, tc);
 	return s;
 }
