@@ -165,6 +165,23 @@ START_TEST(who_waits_for_a_gpu_that_hangs_hears_of_it_before_its_deadline)
 }
 END_TEST
 
+/* It may be busy with others' work, and isn't given up yet. */
+START_TEST(a_push_that_a_gpu_holds_up_ends_soon_after_its_deadline_and_the_next_goes_well)
+{
+	struct world *world = world_made(1);
+
+	world_push_good(world, 1, false);
+	gpu_waits = _i == 0;
+	copies_wait = _i > 0;
+	world_push(world, 2, SANITIZED ? 4000 : 1000, false);
+	world_errors_have(world, _i == 0 ? "even now GPU 0 hasn't done" : "by GPU 0 haven't ended");
+	world_errors_have(world, "params may still be read");
+	gpu_waits = copies_wait = false;
+	world_push_good(world, 3, false);
+	world_close(world);
+}
+END_TEST
+
 START_TEST(a_fault_of_a_gpu_ends_the_push_with_its_reason)
 {
 	struct world *world = world_made(0);
@@ -190,6 +207,9 @@ Suite *suite(void)
 			    SANITIZED ? 1 : 2);
 	tcase_add_loop_test(tc, who_waits_for_a_gpu_that_hangs_hears_of_it_before_its_deadline, 0,
 			    3);
+	tcase_add_loop_test(
+		tc, a_push_that_a_gpu_holds_up_ends_soon_after_its_deadline_and_the_next_goes_well,
+		0, 2);
 	tcase_add_test(tc, a_fault_of_a_gpu_ends_the_push_with_its_reason);
 	suite_add_tcase(s, tc);
 	return s;

@@ -15,6 +15,8 @@
 #include "trainer_side/report.h"
 #include "trainer_side/trainer_internal.h"
 
+#define CLOSE_NS UINT64_C(2000000000) /* beyond its deadline a push waits so long for its senders \
+				       */
 #define WAITS_NS ((uint64_t)HUB_BEAT_MS * 1000000u) /* what is waited for is looked at as often */
 
 /* ---------------------------------------------------------------- going on */
@@ -190,6 +192,8 @@ void push_failed(struct ws_trainer *trainer, const struct ws_error *why)
 	if (!trainer->is_over)
 		member_say_failure(trainer->member, FAILURE_ATTEMPT, push->attempt, UINT32_MAX,
 				   why);
+	bool patient = !atomic_load(&trainer->cancelled);
+	push->close_ns = CLOSE_NS + MAX(clock_ns(), patient ? push->deadline_ns : 0);
 	push->state = PUSH_CLOSING;
 	trainer_wire_shut(trainer);
 }
@@ -204,6 +208,18 @@ void push_unfenced(struct ws_trainer *trainer, const struct ws_error *why)
 	push->why = *why;
 	push->sent = true;
 	finish(trainer);
+}
+
+void push_closing(struct ws_trainer *trainer, const struct ws_error *waits)
+{
+	const struct push *push = &trainer->push;
+	struct ws_error why;
+
+	if (push->state != PUSH_CLOSING || clock_ns() < push->close_ns)
+		return;
+	ws_fail(&why, -ETIMEDOUT, "%.300s; even now %s: params may still be read", push->why.text,
+		waits->text);
+	push_unfenced(trainer, &why);
 }
 
 void push_dropped(struct ws_trainer *trainer, const struct ws_error *why)

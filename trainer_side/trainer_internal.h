@@ -115,6 +115,7 @@ enum push_state {
 struct push {
 	enum push_state state;
 	uint64_t version, attempt, deadline_ns;
+	uint64_t close_ns; /* CLOSING: it doesn't wait any longer for its senders */
 	bool released, live;
 	bool sent;		   /* every op of mine is reported */
 	bool over_heard;	   /* the hub ended the attempt */
@@ -243,6 +244,8 @@ void push_sent(struct ws_trainer *trainer);   /* the engine: all sends are done 
 void push_fenced(struct ws_trainer *trainer); /* every op there was is reported */
 /* ... or never will be: -ETIMEDOUT, a GPU was given up. */
 void push_unfenced(struct ws_trainer *trainer, const struct ws_error *why);
+/* ... or isn't yet, for what is said. */
+void push_closing(struct ws_trainer *trainer, const struct ws_error *waits);
 /* It can't go on here, whatever the hub says: what isn't released is closed first. */
 void push_failed(struct ws_trainer *trainer, const struct ws_error *why);
 /* This incarnation was dropped; the others may have brought the version to its end. */

@@ -337,6 +337,8 @@ void trainer_wire_step(struct ws_trainer *trainer)
 		push_fenced(trainer);
 	else if (rc == -ETIMEDOUT)
 		push_unfenced(trainer, &err);
+	else
+		push_closing(trainer, &err);
 	if (wire->state == WIRE_CLOSED && rc == 0)
 		wire->state = WIRE_NONE;
 	if (wire->state != WIRE_FENCING)

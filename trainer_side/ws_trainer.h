@@ -180,7 +180,9 @@ WS_API int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, st
  * they are read by streams of weightsync's own: whatever writes them must have ended before the
  * call (synchronize its stream).
  * report may be NULL; it says which replicas are live, also when an error is returned.
- * -ETIMEDOUT, -EIO, -ECONNRESET: no replica serves torn weights; push again.
+ * -ETIMEDOUT, -EIO, -ECONNRESET: no replica serves torn weights; push again.  "params may still be
+ * read": a NIC or a GPU hasn't done what it was given 2 s after the deadline.  Who frees them then
+ * closes the trainer before.
  */
 WS_API int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
 			   struct ws_report *report, struct ws_error *err);

@@ -135,11 +135,12 @@ uint32_t engine_peer_region_count(const struct engine_peer *peer);
 /*
  * The fence, for every peer at once.  Call repeatedly, with engine_step in between, until it
  * returns 0: then every op has been reported, nothing that peers wrote earlier can land, queued
- * completions have been dropped, and all peers are gone.  -EAGAIN before.  engine_peer_quiet
- * notes that a peer said its half is closed; engine_peer_abandon that it can't be heard any
- * more.  senders_closed_out becomes true when all that I send with is closed: the side then says
- * quiet to all.  The side gives the deadline by abandoning.  -ETIMEDOUT: never, a GPU was given up
- * (cuda_stuck); other errors: a transport's, and the next call may find an end.
+ * completions have been dropped, and all peers are gone.  -EAGAIN before, and where some
+ * of it is mine err says what.  engine_peer_quiet notes that a peer said its half is closed;
+ * engine_peer_abandon that it can't be heard any more.  senders_closed_out becomes true when all
+ * that I send with is closed, and the stage thread has let go: the side then says quiet to all. The
+ * side gives the deadline by abandoning.  -ETIMEDOUT: never, a GPU was given up (cuda_stuck); other
+ * errors: a transport's, and the next call may find an end.
  */
 int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err);
 void engine_peer_quiet(struct engine *engine, struct engine_peer *peer);
@@ -273,7 +274,8 @@ void engine_peer_ready(struct engine *engine, struct engine_peer *peer);
 /* What isn't sent to the peer yet is given up: nothing more is posted to it, its sends count as
  * done, its failures aren't told.  Until the fence. */
 void engine_peer_drop(struct engine *engine, struct engine_peer *peer);
-/* Ends the attempt here: no further post; strays are reported again as such. */
+/* Ends the attempt here: no further post; strays are reported again as such.  The stage thread may
+ * still be at the piece that it is in, a GPU's at a few launches: until the fence. */
 void engine_end(struct engine *engine);
 
 enum engine_event_kind {

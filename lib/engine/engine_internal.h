@@ -171,9 +171,10 @@ static inline uint32_t stage_room(const struct stage *stage)
 }
 void stage_put(struct stage *stage, const struct stage_request *request); /* needs room */
 bool stage_take(struct stage *stage, struct stage_result *result_out);
-/* Makes the thread drop requests of another serial and waits for the piece it is in; then all
- * results are there to be taken. */
-void stage_cancel(struct stage *stage, uint32_t serial);
+/* Makes the thread drop requests of another serial, but for the piece that it is in. */
+void stage_drop(struct stage *stage, uint32_t serial);
+/* Waits until all results are there to be taken. */
+void stage_wait(struct stage *stage);
 /* Clears the readable state of done_fd before results are taken. */
 void stage_heard(struct stage *stage);
 
@@ -418,6 +419,8 @@ void program_release(struct engine *engine);
 void program_arrived(struct engine *engine, uint32_t nic, const struct event *event);
 void program_reported(struct engine *engine, uint32_t nic, const struct event *event);
 void program_staged(struct engine *engine, const struct stage_result *result);
+/* No attempt is open: waits until the stage thread has let go of the last one. */
+void program_settle(struct engine *engine);
 void program_block_free(struct engine *engine, uint32_t block);
 void program_staged_free(struct engine *engine, struct engine_peer *peer); /* all blocks to post */
 /* issue.c.  Posts what may be posted now, and gives the stage thread its work. */

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 
+#include "lib/cuda/cuda.h"
 #include "lib/engine/engine_internal.h"
 
 #define GIVE_UP_NS UINT64_C(200000000) /* what that takes */
@@ -49,10 +50,31 @@ static void peers_free(struct engine *engine)
 	engine->fencing = false;
 }
 
+/* What of mine is under way; false: nothing. */
+static bool fence_waits(const struct engine *engine, struct ws_error *err)
+{
+	char place[16];
+	memory_place(&engine->staging, place);
+	for (uint32_t p = 0; p < engine->peer_count; p++)
+		for (uint32_t i = 0; i < engine->nic_count; i++) {
+			const struct engine_peer *peer = engine->peers[p];
+			const struct nic *nic = engine_nic(engine, i);
+			if (peer->rails[i].in_flight == 0)
+				continue;
+			ws_fail(err, -EAGAIN, "writes to '%s' on '%s'%s%s haven't ended",
+				peer->name, nic->name, nic->same_host ? " by " : "",
+				nic->same_host ? place : "");
+			return true;
+		}
+	if (engine->stage->outstanding == 0)
+		return false;
+	ws_fail(err, -EAGAIN, "%s hasn't done what was to be gathered or quantized", place);
+	return true;
+}
+
 int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err)
 {
 	int result = 0;
-	uint32_t in_flight = 0;
 	engine_end(engine);
 	engine->fencing = true;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
@@ -75,11 +97,11 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 					rc == -ETIMEDOUT ? "" : "; start it again");
 		}
 	}
-	/* Every sending half was told to close; what it had is reported when nothing is in flight.
-	 */
-	for (uint32_t i = 0; i < engine->nic_count; i++)
-		in_flight += engine->nics[i].in_flight;
-	*senders_closed_out = in_flight == 0;
+	/* Every sending half was told to close, and what it had is reported. */
+	bool waits = fence_waits(engine, result == 0 || result == -EAGAIN ? err : NULL);
+	*senders_closed_out = !waits;
+	if (result == 0 && waits)
+		result = -EAGAIN;
 	if (result != 0)
 		return result;
 	for (uint32_t i = 0; i < engine->nic_count; i++)

@@ -234,6 +234,15 @@ void program_staged(struct engine *engine, const struct stage_result *result)
 
 /* ------------------------------------------------------------------------- attempt */
 
+void program_settle(struct engine *engine)
+{
+	struct stage_result result;
+	stage_wait(engine->stage);
+	/* Bounded by the ring: nothing new was put. */
+	while (stage_take(engine->stage, &result))
+		program_staged(engine, &result);
+}
+
 int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 {
 	struct program *program = &engine->program;
@@ -247,6 +256,7 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	if (out != NONE)
 		return ws_fail(err, -EIO, "NIC '%s' has gone out of use since the wiring",
 			       engine_nic(engine, out)->name);
+	program_settle(engine);
 	for (uint32_t i = 0; i < engine->nic_count; i++) {
 		engine->nics[i].bytes_sent = 0;
 		engine->nics[i].was_out = engine->nics[i].out;
@@ -279,8 +289,7 @@ int engine_arm(struct engine *engine, uint64_t attempt, struct ws_error *err)
 	program->ready_digests.head = program->ready_digests.tail = 0;
 	program->turn = program->digests_sent = 0;
 	program->sends_done_told = false;
-	engine->serial++;
-	stage_cancel(engine->stage, engine->serial);
+	stage_drop(engine->stage, ++engine->serial);
 	locals_arm(engine);
 	offload_arm(engine);
 	imm_arm(&engine->imm, attempt);
@@ -326,17 +335,12 @@ static void events_tidy(struct engine *engine)
 
 void engine_end(struct engine *engine)
 {
-	struct stage_result result;
 	if (!engine->imm.armed)
 		return;
 	imm_end(&engine->imm);
 	post_end(engine);
 	doubts_end(engine);
-	engine->serial++;
-	stage_cancel(engine->stage, engine->serial);
-	/* Bounded by the ring: nothing new was put. */
-	while (stage_take(engine->stage, &result))
-		program_staged(engine, &result);
+	stage_drop(engine->stage, ++engine->serial);
 	for (uint32_t i = 0; i < engine->program.active_count; i++)
 		program_staged_free(engine, engine->program.active[i]);
 	engine->program.active_count = 0;

@@ -287,6 +287,7 @@ int engine_set_program(struct engine *engine, const struct engine_program *given
 		return ws_fail(err, -ENOSPC,
 			       "%u receives and %u digests are above the limit %u of each",
 			       given->receive_count, given->digest_count, DIGESTS_MAX);
+	program_settle(engine);
 	program_release(engine);
 	program->given = *given;
 	int rc = program_allocate(engine, err);

@@ -178,9 +178,13 @@ void stage_heard(struct stage *stage)
 		stage->done_owed = !eventfd_clear(stage->done_fd);
 }
 
-void stage_cancel(struct stage *stage, uint32_t serial)
+void stage_drop(struct stage *stage, uint32_t serial)
 {
 	atomic_store_explicit(&stage->serial, serial, memory_order_relaxed);
+}
+
+void stage_wait(struct stage *stage)
+{
 	/* Bounded: what is queued is dropped at once, and a piece is one op or one move, or a few
 	 * launches of a GPU, which is given up when it is stuck. */
 	for (;;) {
