@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/transport/ipc.h"
 #include "tests/made_gpu.h"
 #include "tests/transport_pair.h"
 
@@ -50,7 +51,7 @@ static void plan_make(struct plan *plan)
 	}
 }
 
-static void world_open_from(struct world *world, enum ws_place place, int seed)
+static void world_open_between(struct world *world, enum ws_place from, enum ws_place to, int seed)
 {
 	static const char *const devices[2] = {"host", "host"};
 	struct pair *pair = &world->pair;
@@ -60,8 +61,8 @@ static void world_open_from(struct world *world, enum ws_place place, int seed)
 	pair->allocated = true;
 	for (int i = 0; i < 2; i++) {
 		/* Within one GPU by a kernel, else by a copy engine. */
-		pair->memory[i] = (struct ws_memory){.place = i == 0 ? place : WS_CUDA,
-						     .device = i * (seed % 2)};
+		pair->memory[i] =
+			(struct ws_memory){.place = i == 0 ? from : to, .device = i * (seed % 2)};
 		ck_ok(nic_open(&pair->nics[i], "ipc", devices[i], &err), err);
 		ck_ok(ws_memory_alloc(&pair->memory[i], BYTES, &err), err);
 		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
@@ -81,7 +82,7 @@ static void world_open_from(struct world *world, enum ws_place place, int seed)
 
 static void world_open(struct world *world, int seed)
 {
-	world_open_from(world, WS_CUDA, seed);
+	world_open_between(world, WS_CUDA, WS_CUDA, seed);
 }
 
 static void world_close(struct world *world)
@@ -207,7 +208,7 @@ START_TEST(host_memory_is_read_piece_by_piece_as_it_was_page_locked)
 {
 	struct world world;
 
-	world_open_from(&world, WS_HOST, _i);
+	world_open_between(&world, WS_HOST, WS_CUDA, _i);
 	for (size_t at = 0, bytes; at < BYTES; at += bytes) {
 		bytes = BYTES / 64 + draw(8 * BLOCK);
 		if (at + bytes > BYTES || _i == 0)
@@ -287,6 +288,31 @@ START_TEST(a_fence_that_queued_writes_hold_up_says_so_and_is_done_when_they_end)
 }
 END_TEST
 
+static const uint8_t *moves;
+static uint64_t moves_after;
+
+/* A fence of another NIC in the receiver's process gives its memory other pages. */
+static void pages_move(void)
+{
+	if (moves_after-- == 0)
+		ck_assert_int_eq(ipc_revoke((uintptr_t)moves, BYTES), 0);
+}
+
+START_TEST(nothing_is_told_that_a_gpu_wrote_into_pages_that_are_gone)
+{
+	struct world world;
+
+	world_open_between(&world, WS_CUDA, WS_HOST, _i);
+	moves = memory_of(&world, 1);
+	moves_after = draw(OPS / 2);
+	copy_meanwhile = pages_move;
+	ck_until(world.reported == OPS && world.arrived == OPS - world.failed, world_turn(&world));
+	ck_assert_uint_ge(world.failed, 1);
+	ck_assert_uint_ge(world.arrived, 1); /* what came later found the new ones */
+	world_close(&world);
+}
+END_TEST
+
 START_TEST(after_a_fault_each_op_is_reported_once_and_none_waits)
 {
 	struct world world;
@@ -344,6 +370,7 @@ Suite *suite(void)
 	tcase_add_loop_test(tc, host_memory_is_read_piece_by_piece_as_it_was_page_locked, 0, 20);
 	tcase_add_loop_test(tc, nothing_lands_after_the_receiver_has_closed, 0, 40);
 	tcase_add_test(tc, a_fence_that_queued_writes_hold_up_says_so_and_is_done_when_they_end);
+	tcase_add_loop_test(tc, nothing_is_told_that_a_gpu_wrote_into_pages_that_are_gone, 0, 4);
 	tcase_add_loop_test(tc, after_a_fault_each_op_is_reported_once_and_none_waits, 0, 20);
 	tcase_add_loop_test(
 		tc, a_gpu_that_hangs_takes_its_nic_down_and_nobody_polls_for_it_any_more, 0, 4);

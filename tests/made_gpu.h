@@ -46,6 +46,9 @@ static uint32_t launches, jobs; /* of all streams */
 /* It has had a fault; it does nothing now; it copies nothing now. */
 static _Atomic bool gpu_fails, gpu_waits, copies_wait;
 
+/* What happens while a copy is waited for. */
+static void (*copy_meanwhile)(void);
+
 /* Stretches of the host's memory, each page-locked at once or not at all; what lies in none is the
  * GPU's, as far as anybody asks. */
 static struct cuda_range host_parts[HOST_PARTS_MAX];
@@ -149,6 +152,8 @@ int cuda_copy(void *dst, const void *src, size_t bytes, struct CUstream_st *stre
 
 	if (part != NULL && part->kind == CUDA_PINNED && !cuda_range_has(part, src, bytes))
 		return ws_fail(error, -EIO, "a copy goes over the end of a page-lock");
+	if (copy_meanwhile != NULL)
+		copy_meanwhile();
 	pthread_mutex_lock(&gpu_lock);
 	stream_goes_on(stream, JOBS_MAX);
 	memcpy(dst, src, bytes);

@@ -174,6 +174,9 @@ struct failure {
 int ipc_post(struct nic *nic, const struct op *ops, int count);
 /* The end of an op; failure NULL: it was sent. */
 void ipc_report(struct ipc *ipc, struct peer *peer, uint64_t id, const struct failure *failure);
+/* The peer's region is still what it was when the view was made: after a write, it has gone there.
+ */
+bool ipc_view_holds(const struct peer *peer, const struct view *view);
 /* Hands an immediate over: there is room. */
 void ipc_hand_over(struct peer *peer, uint32_t imm);
 

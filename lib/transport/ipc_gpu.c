@@ -23,6 +23,7 @@
 
 struct flight {
 	struct peer *peer;
+	const struct view *view; /* stays as it is while the peer has flights */
 	uint64_t id, mark;
 	uint32_t imm;
 };
@@ -167,7 +168,7 @@ void ipc_gpu_write(struct ipc *ipc, const struct op *op, const struct view *view
 	if (gpu->count == 0)
 		gpu->moved_ns = clock_ns();
 	gpu->flights[(gpu->first + gpu->count++) % IPC_OPS_MAX] =
-		(struct flight){.peer = op->peer, .id = op->id, .imm = op->imm};
+		(struct flight){.peer = op->peer, .view = view, .id = op->id, .imm = op->imm};
 	op->peer->flights++;
 	if (view->is_gpu && (from_gpu || is_page_locked(gpu, op->local, op->bytes)))
 		copy_keep(gpu, from_gpu ? op->local_mr : NULL, view, &copy);
@@ -184,11 +185,15 @@ static void flight_end(struct ipc *ipc, const struct flight *flight)
 	struct peer *peer = flight->peer;
 	const struct failure lost = {.status = peer->lost, .reason = peer->reason};
 	const struct failure fault = {.status = -EIO, .reason = gpu->queue.error.text};
+	static const struct failure moved = {
+		.status = -EIO, .reason = "the peer's memory got other pages while it was written"};
 
 	if (gpu->queue.error.code != 0) {
 		ipc_report(ipc, peer, flight->id, &fault);
 	} else if (peer->lost != 0) {
 		ipc_report(ipc, peer, flight->id, &lost);
+	} else if (!ipc_view_holds(peer, flight->view)) {
+		ipc_report(ipc, peer, flight->id, &moved);
 	} else {
 		ipc_hand_over(peer, flight->imm);
 		ipc_report(ipc, peer, flight->id, NULL);

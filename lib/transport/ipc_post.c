@@ -72,7 +72,7 @@ static enum outcome view_find(struct peer *peer, const struct op *op, int device
 	return OP_SENT;
 }
 
-static bool view_holds(const struct peer *peer, const struct view *view)
+bool ipc_view_holds(const struct peer *peer, const struct view *view)
 {
 	return atomic_load(&peer->door->regions[view->key % IPC_REGIONS_MAX].serial) ==
 	       view->serial;
@@ -163,7 +163,7 @@ static enum outcome write_fenced(struct ipc *ipc, const struct op *op, const str
 		*failure = failure_of(peer);
 		return OP_FAILED;
 	}
-	if (!view_holds(peer, view))
+	if (!ipc_view_holds(peer, view))
 		return OP_NOT_TAKEN;
 	if (by_gpu) {
 		ipc_gpu_write(ipc, op, view);
@@ -175,7 +175,7 @@ static enum outcome write_fenced(struct ipc *ipc, const struct op *op, const str
 	/* Pages that were replaced meanwhile may lack what I wrote: once more, into the new ones.
 	 * The store puts my bytes in front of that look. */
 	atomic_store(&peer->out_tail->busy, busy);
-	if (!view_holds(peer, view))
+	if (!ipc_view_holds(peer, view))
 		return OP_NOT_TAKEN;
 	ring_put(peer, op->imm);
 	return OP_SENT;
