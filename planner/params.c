@@ -8,6 +8,8 @@
 
 #include "planner/describe.h"
 
+#define RANK_BYTES_MAX (1ULL << 60) /* one param more, and sums of them still fit */
+
 /* The params of one rank while they are listed. */
 struct listing {
 	const struct manifest *manifest;
@@ -32,6 +34,10 @@ static int add_param(const struct listing *listing, struct param param)
 	param.arena_offset = params->arena_bytes;
 	params->bytes += param.bytes;
 	params->arena_bytes += align_up(param.bytes, ARENA_ALIGN);
+	if (params->arena_bytes > RANK_BYTES_MAX)
+		return ws_fail(listing->err, -ENOSPC,
+			       "rank %u's params up to '%s' have more than 2^60 bytes",
+			       listing->rank, name);
 	params->params[params->count++] = param;
 	return 0;
 }

@@ -40,7 +40,7 @@
 #define RING_SLOTS 2	       /* per pair */
 #define SLOT_ALIGN 4096
 #define WIRE_ALIGN 16 /* of a part in a packed copy */
-#define UNITS_MAX  (64u << 20)
+#define UNITS_MAX  (16u << 20)
 #define OPS_MAX	   (1u << 24) /* op ids of a receiver: 24 bits of the imm */
 
 /* ---- match.c: units. */

@@ -137,6 +137,28 @@ START_TEST(a_large_layout_is_evaluated_once_per_coordinate)
 }
 END_TEST
 
+/* Sums of what no machine has would wrap, and an arena by them be small. */
+START_TEST(a_rank_that_would_have_more_than_2_to_the_60_bytes_is_refused)
+{
+	struct writer text = WRITER_INIT(1 << 20);
+	struct ws_error err = {0};
+	struct arena arena = {0};
+	struct rank_params params;
+	write_format(&text, "{" HEAD ",\"tensors\":[{\"name\":\"w\",\"dtype\":\"f64\",\"shape\":"
+			    "[268435456,268435456]}]," MESHES ",\"params\":[");
+	for (int i = 0; i < 40; i++)
+		write_format(&text, "%s{\"p\":\"p%02d\",\"mesh\":\"dense\",\"x\":[\"t\",\"w\"]}",
+			     i == 0 ? "" : ",", i);
+	write_format(&text, "]}%c", 0);
+	struct manifest *manifest = parse((const char *)text.bytes);
+	ck_fails(manifest_params(manifest, 0, &arena, &params, &err), -ENOSPC, err);
+	ck_assert(strstr(err.text, "rank 0's params up to 'p02'") != NULL);
+	manifest_free(manifest);
+	arena_release(&arena);
+	writer_release(&text);
+}
+END_TEST
+
 /* ---- Digest. */
 
 static const struct {
@@ -300,6 +322,7 @@ Suite *suite(void)
 	tcase_add_test(tc, rules_say_how_params_land);
 	tcase_add_test(tc, forms_are_shared_by_ranks_layers_and_experts);
 	tcase_add_test(tc, a_large_layout_is_evaluated_once_per_coordinate);
+	tcase_add_test(tc, a_rank_that_would_have_more_than_2_to_the_60_bytes_is_refused);
 	tcase_add_test(tc, the_digest_knows_at_which_layer_a_map_begins);
 	tcase_add_test(tc, order_lists_axes_slowest_first);
 	tcase_add_test(tc, round_robin_deals_experts_in_turn);
