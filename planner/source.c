@@ -38,8 +38,24 @@ int plan_source_take(struct plan_source *source, enum side side, const void *tex
 	return 0;
 }
 
-int plan_source_make(struct plan_source *source, const struct plan_input *input, uint32_t self,
-		     struct ws_error *err)
+/* Places, and all that the sides keep by member, are as many as the hub's roster has. */
+static int roster_check(const struct plan_source *source, const struct plan_input *input,
+			uint32_t roster_count, struct ws_error *err)
+{
+	uint32_t trainers = manifest_world(source->manifest[SIDE_TRAINER]);
+	uint32_t ranks = manifest_world(source->manifest[SIDE_ROLLOUT]);
+
+	if (roster_count == trainers + (uint64_t)ranks * input->replica_count)
+		return 0;
+	return ws_fail(err, -EPROTO,
+		       "the hub's roster has %u members, and by the manifests %u trainers and %u "
+		       "replicas of %u ranks are in the run: start each side with as many ranks as "
+		       "its manifest says",
+		       roster_count, trainers, input->replica_count, ranks);
+}
+
+int plan_source_make(struct plan_source *source, const struct plan_input *input,
+		     uint32_t roster_count, uint32_t self, struct ws_error *err)
 {
 	struct arena arena = {0};
 	struct findings findings = {.arena = &arena};
@@ -50,7 +66,9 @@ int plan_source_make(struct plan_source *source, const struct plan_input *input,
 	source->plan = NULL;
 	whole.trainer = source->manifest[SIDE_TRAINER];
 	whole.rollout = source->manifest[SIDE_ROLLOUT];
-	int rc = plan_make(&source->plan, &whole, self, &findings, err);
+	int rc = input->places == NULL ? 0 : roster_check(source, input, roster_count, err);
+	if (rc == 0)
+		rc = plan_make(&source->plan, &whole, self, &findings, err);
 	if (rc == 0)
 		rc = plan_check(source->plan, &findings, err);
 	if (rc != 0) {

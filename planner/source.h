@@ -20,9 +20,10 @@ struct plan_source {
 int plan_source_take(struct plan_source *source, enum side side, const void *text, size_t bytes,
 		     struct ws_error *err);
 /* Makes self's part and checks it by the checker; input's manifests are ignored.  The first
- * finding and the number of the others are in err. */
-int plan_source_make(struct plan_source *source, const struct plan_input *input, uint32_t self,
-		     struct ws_error *err);
+ * finding and the number of the others are in err.  roster_count: of the members that input's
+ * places are of, which came from elsewhere than the manifests; 0 without places. */
+int plan_source_make(struct plan_source *source, const struct plan_input *input,
+		     uint32_t roster_count, uint32_t self, struct ws_error *err);
 /* What its name says; also for a zeroed one. */
 void plan_source_release(struct plan_source *source);
 

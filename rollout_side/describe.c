@@ -210,7 +210,7 @@ static int plan_try(struct ws_rollout *rollout, struct plan_source *fresh, struc
 	source->plan = NULL;
 	fresh->manifest[SIDE_TRAINER] = source->manifest[SIDE_TRAINER];
 	uint32_t self = manifest_world(source->manifest[SIDE_TRAINER]) + rollout->rank;
-	int rc = plan_source_make(fresh, &input, self, err);
+	int rc = plan_source_make(fresh, &input, 0, self, err);
 	fresh->manifest[SIDE_TRAINER] = NULL;
 	plan_free(fresh->plan);
 	fresh->plan = NULL;

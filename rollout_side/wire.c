@@ -75,7 +75,7 @@ static int roster_plan(struct ws_rollout *rollout, const struct member_event *ev
 					 .replica_count = event->replica_count,
 					 .places = places,
 					 .rules = rules};
-	return plan_source_make(&rollout->source, &input, event->self, err);
+	return plan_source_make(&rollout->source, &input, event->roster_count, event->self, err);
 }
 
 static int pairs_make(struct ws_rollout *rollout, const struct member_event *event,

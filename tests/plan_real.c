@@ -3,9 +3,11 @@
  * Plans of real models at full size: one member's part, balance over duplicates, buckets, reports
  * and the public check.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
+#include "planner/source.h"
 #include "planner/ws_plan.h"
 #include "tests/plan_pair.h"
 #include "tests/test.h"
@@ -188,6 +190,31 @@ START_TEST(the_public_check_gives_totals_or_findings)
 }
 END_TEST
 
+/* What a hub says of members goes by its roster, what is planned by the manifests. */
+START_TEST(a_roster_of_another_size_than_the_manifests_is_refused)
+{
+	size_t trainer_bytes, rollout_bytes;
+	char *trainer = manifest_text("qwen3-32b", SIDE_TRAINER, "fsdp2", "dp=4", &trainer_bytes);
+	char *rollout = manifest_text("qwen3-32b", SIDE_ROLLOUT, "vllm", "tp=2", &rollout_bytes);
+	static const struct place places[8] = {{.host = "a"}};
+	const uint32_t replicas[] = {0, 1};
+	struct plan_source source = {0};
+	struct ws_error err = {0};
+	const struct plan_input input = {
+		.replicas = replicas, .replica_count = 2, .places = places, .rules = RULES_DEFAULT};
+
+	ck_ok(plan_source_take(&source, SIDE_TRAINER, trainer, trainer_bytes, &err), err);
+	ck_ok(plan_source_take(&source, SIDE_ROLLOUT, rollout, rollout_bytes, &err), err);
+	ck_fails(plan_source_make(&source, &input, 7, 0, &err), -EPROTO, err);
+	ck_assert_ptr_nonnull(strstr(err.text, "has 7 members, and by the manifests 4 trainers and "
+					       "2 replicas of 2 ranks"));
+	ck_ok(plan_source_make(&source, &input, 8, 0, &err), err);
+	plan_source_release(&source);
+	mem_free(trainer);
+	mem_free(rollout);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *tests = suite_create("plan_real");
@@ -199,6 +226,7 @@ Suite *suite(void)
 	tcase_add_test(real, buckets_are_embeddings_and_head_then_layers);
 	tcase_add_test(real, layers_of_all_stages_are_sent_in_step);
 	tcase_add_test(real, reports_hold_what_programs_and_people_look_for);
+	tcase_add_test(real, a_roster_of_another_size_than_the_manifests_is_refused);
 	tcase_add_test(real, the_public_check_gives_totals_or_findings);
 	suite_add_tcase(tests, real);
 	return tests;
