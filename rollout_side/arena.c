@@ -214,7 +214,7 @@ static int gpu_copy_out(struct ws_rollout *rollout, struct ws_error *err)
 		rc = cuda_queue_mark(queue, &mark);
 	/* The clock first: this process may be stopped in between. */
 	for (bool late = false; rc == 0 && passed == 0 && !late;) {
-		late = clock_ns() >= until;
+		late = clock_ns() >= until || cuda_is_given_up(queue->device);
 		passed = cuda_queue_passed(queue, mark);
 	}
 	cuda_leave(before); /* this is the engine's own thread */

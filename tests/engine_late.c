@@ -286,6 +286,30 @@ START_TEST(who_waits_for_a_gpu_hears_that_it_failed_or_hangs_and_that_no_peer_di
 }
 END_TEST
 
+/* What it was given to gather, or to bring into the ring. */
+START_TEST(a_gpu_that_somebody_gave_up_is_waited_for_by_nobody)
+{
+	struct world *world = calloc(1, sizeof(*world));
+	struct engine_event event = {0};
+
+	world_open(world, 1 + _i);
+	for (int i = 0; i < 2; i++)
+		ck_ok(engine_arm(world->engines[i], 1, &error), error);
+	engine_peer_ready(world->engines[0], world->peers[0]);
+	gpu_waits = true;
+	for (int i = 0; i < 100; i++)
+		(void)engine_step(world->engines[0], &event, 0);
+	cuda_stuck(0, NULL);
+	ck_until(event.kind != 0, (void)engine_step(world->engines[0], &event, 1));
+	ck_assert_int_eq(event.kind, ENGINE_GPU_FAILED);
+	ck_assert_ptr_nonnull(strstr(event.reason, "GPU 0 hasn't done in 60 s"));
+	for (int i = 0; i < 2; i++)
+		engine_close(world->engines[i]);
+	ws_memory_free(&world->memory);
+	free(world);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *s = suite_create("engine_late");
@@ -296,6 +320,7 @@ Suite *suite(void)
 	tcase_add_test(tc, what_is_told_after_a_fence_names_nothing_that_is_gone);
 	tcase_add_loop_test(
 		tc, who_waits_for_a_gpu_hears_that_it_failed_or_hangs_and_that_no_peer_did, 0, 2);
+	tcase_add_loop_test(tc, a_gpu_that_somebody_gave_up_is_waited_for_by_nobody, 0, 3);
 	suite_add_tcase(s, tc);
 	return s;
 }

@@ -50,8 +50,8 @@ static void peers_free(struct engine *engine)
 	engine->fencing = false;
 }
 
-/* What of mine is under way; false: nothing. */
-static bool fence_waits(const struct engine *engine, struct ws_error *err)
+/* What of mine is under way; 0: nothing. */
+static int fence_waits(const struct engine *engine, struct ws_error *err)
 {
 	char place[16];
 	memory_place(&engine->staging, place);
@@ -59,24 +59,22 @@ static bool fence_waits(const struct engine *engine, struct ws_error *err)
 		for (uint32_t i = 0; i < engine->nic_count; i++) {
 			const struct engine_peer *peer = engine->peers[p];
 			const struct nic *nic = engine_nic(engine, i);
-			if (peer->rails[i].in_flight == 0)
-				continue;
-			ws_fail(err, -EAGAIN, "writes to '%s' on '%s'%s%s haven't ended",
-				peer->name, nic->name, nic->same_host ? " by " : "",
-				nic->same_host ? place : "");
-			return true;
+			if (peer->rails[i].in_flight > 0)
+				return ws_fail(err, -EAGAIN,
+					       "writes to '%s' on '%s'%s%s haven't ended",
+					       peer->name, nic->name, nic->same_host ? " by " : "",
+					       nic->same_host ? place : "");
 		}
-	if (engine->stage->outstanding == 0)
-		return false;
-	ws_fail(err, -EAGAIN, "%s hasn't done what was to be gathered or quantized", place);
-	return true;
+	return engine->stage->outstanding == 0
+		       ? 0
+		       : ws_fail(err, -EAGAIN,
+				 "%s hasn't done what was to be gathered or quantized", place);
 }
 
-int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err)
+/* Every half, as far as it goes now. */
+static int rails_close(struct engine *engine, struct ws_error *err)
 {
 	int result = 0;
-	engine_end(engine);
-	engine->fencing = true;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		rail_give_up(engine, i);
 	for (uint32_t p = 0; p < engine->peer_count; p++) {
@@ -97,13 +95,20 @@ int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_erro
 					rc == -ETIMEDOUT ? "" : "; start it again");
 		}
 	}
+	return result;
+}
+
+int engine_fence(struct engine *engine, bool *senders_closed_out, struct ws_error *err)
+{
+	engine_end(engine);
+	engine->fencing = true;
+	/* The stage thread first: what a GPU has mapped isn't closed while it is at work, for CUDA
+	 * would wait for that, without a deadline. */
+	int rc = engine->stage->outstanding == 0 ? rails_close(engine, err) : -EAGAIN;
 	/* Every sending half was told to close, and what it had is reported. */
-	bool waits = fence_waits(engine, result == 0 || result == -EAGAIN ? err : NULL);
-	*senders_closed_out = !waits;
-	if (result == 0 && waits)
-		result = -EAGAIN;
-	if (result != 0)
-		return result;
+	*senders_closed_out = fence_waits(engine, rc == -EAGAIN ? err : NULL) == 0;
+	if (rc != 0)
+		return rc;
 	for (uint32_t i = 0; i < engine->nic_count; i++)
 		nic_drain(engine, i);
 	peers_free(engine);

@@ -354,7 +354,8 @@ static bool load_is_done(struct engine *engine, const struct load *load)
 	if (queue->error.code != 0)
 		return false;
 	int passed = cuda_queue_passed(queue, load->mark);
-	if (passed == 0 && engine->now_ns - load->begun_ns > cuda_stuck_ns())
+	if (passed == 0 &&
+	    (engine->now_ns - load->begun_ns > cuda_stuck_ns() || cuda_is_given_up(queue->device)))
 		cuda_stuck(queue->device, &queue->error);
 	return passed == 1;
 }

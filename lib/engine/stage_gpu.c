@@ -126,12 +126,12 @@ static bool flight_end(struct stage *stage)
 	/* The clock first: this process may be stopped in between, and the launch end meanwhile. */
 	uint64_t now = clock_ns(), ns = now - MAX(flight->launched_ns, gpu->ended_ns);
 	bool under_way = is_under_way(gpu, flight);
-	if (under_way && ns < cuda_stuck_ns())
+	int device = stage->engine->staging.device;
+	if (under_way && ns < cuda_stuck_ns() && !cuda_is_given_up(device))
 		return false;
 	gpu->stuck |= under_way;
 	if (under_way)
-		cuda_stuck(stage->engine->staging.device,
-			   gpu->error.code == 0 ? &gpu->error : NULL);
+		cuda_stuck(device, gpu->error.code == 0 ? &gpu->error : NULL);
 	gpu->busy_ns += ns;
 	gpu->ended_ns = now;
 	device_batch_clear(flight->batch);
