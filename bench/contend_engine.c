@@ -72,7 +72,8 @@ static int side_open(void **state_out, const struct end *end, struct ws_error *e
 		.depth = end->contest->depth,
 	};
 	int rc = engine_open(&side->engine, &options, err);
-	return rc == 0 ? engine_region_add(side->engine, &end->memory, &region, err) : rc;
+	return rc == 0 ? engine_region_add(side->engine, &end->memory, MR_TARGET, &region, err)
+		       : rc;
 }
 
 /* ------------------------------------------------------------------------- connections */

@@ -21,8 +21,8 @@ static int nic_add(struct probe *probe, const struct device *device, struct ws_e
 	struct nic **nic = &probe->nics[probe->nic_count];
 	int rc = nic_open(nic, device->transport, device->name, err);
 	if (rc == 0)
-		rc = (*nic)->transport->reg(*nic, &probe->memory, &probe->mrs[probe->nic_count],
-					    err);
+		rc = (*nic)->transport->reg(*nic, &probe->memory, MR_TARGET,
+					    &probe->mrs[probe->nic_count], err);
 	if (rc == 0)
 		probe->nic_count++;
 	else

@@ -140,8 +140,8 @@ int landing_register(struct ws_rollout *rollout, struct ws_error *err)
 	rollout->landing_registered = true;
 	if (rollout->inplace || rollout->spare.bytes == 0)
 		return memories_add(rollout->engine, rollout->own.targets,
-				    rollout->own.params.count, rollout->own.places, err);
-	rc = engine_region_add(rollout->engine, &rollout->spare, &region, err);
+				    rollout->own.params.count, MR_TARGET, rollout->own.places, err);
+	rc = engine_region_add(rollout->engine, &rollout->spare, MR_TARGET, &region, err);
 	for (uint32_t i = 0; rc == 0 && i < rollout->own.params.count; i++)
 		rollout->own.places[i] = (struct memory_place){
 			.region = region,

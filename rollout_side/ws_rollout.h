@@ -162,7 +162,8 @@ WS_API const char *ws_rollout_core(const struct ws_rollout *rollout);
 WS_API uint32_t ws_rollout_param_count(const struct ws_rollout *rollout);
 WS_API int ws_rollout_param(const struct ws_rollout *rollout, uint32_t index, const char **name_out,
 			    enum ws_dtype *dtype_out, uint64_t *bytes_out);
-/* As ws_trainer_add.  Elements that no canonical tensor covers (padding) are zeroed at start.  The
+/* As ws_trainer_add, but in place trainers write there: a GPU's memory is of cudaMalloc then.
+ * Elements that no canonical tensor covers (padding) are zeroed at start.  The
  * memory of a staged param is what its post step makes: of any size. */
 WS_API int ws_rollout_add(struct ws_rollout *rollout, const char *param,
 			  const struct ws_memory *memory, struct ws_error *err);

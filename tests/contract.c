@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "lib/transport/libfabric.h"
+#include "lib/transport/verbs.h"
 #include "tests/contract_kinds.h"
 
 START_TEST(a_nic_states_its_limits)
@@ -165,7 +167,18 @@ START_TEST(bytes_flow_both_ways_at_once)
 }
 END_TEST
 
-/* which: 0 a wrong key, 1 beyond the end, 2 across the end, 3 far away, 4 deregistered. */
+/* The one by which the NIC itself knows a source; 0 where it doesn't. */
+static uint64_t key_of(const struct mr *source, const struct nic *nic)
+{
+	if (strcmp(nic->transport->name, "fabric") == 0)
+		return fi_mr_key(source->local);
+	if (strcmp(nic->transport->name, "verbs") == 0)
+		return ((const struct verbs_mr *)source->local)->mr->rkey;
+	return 0;
+}
+
+/* which: 0 a wrong key, 1 beyond the end, 2 across the end, 3 far away, 4 deregistered, 5 a source,
+ * 6 a source whose key somebody has got out of its process. */
 START_TEST(a_write_that_isnt_allowed_never_lands)
 {
 	int which = _i / kind_count;
@@ -175,7 +188,8 @@ START_TEST(a_write_that_isnt_allowed_never_lands)
 	open_kind(&pair, _i, sizeof(guard));
 	pair.nics[1]->transport->dereg(pair.nics[1], &pair.mrs[1]);
 	struct ws_memory half = {.base = pair.memory[1].base, .bytes = 4096};
-	ck_ok(pair.nics[1]->transport->reg(pair.nics[1], &half, &pair.mrs[1], &err), err);
+	ck_ok(pair.nics[1]->transport->reg(pair.nics[1], &half, MR_TARGET, &pair.mrs[1], &err),
+	      err);
 	fill(pair.memory[0].base, pair.memory[0].bytes, 3);
 	memset(guard, 0, sizeof(guard));
 	struct op op = op_make(&pair, 0, 0, 4096, 1);
@@ -195,6 +209,15 @@ START_TEST(a_write_that_isnt_allowed_never_lands)
 	case 4:
 		pair.nics[1]->transport->dereg(pair.nics[1], &pair.mrs[1]);
 		break;
+	case 5:
+	case 6:
+		pair.nics[1]->transport->dereg(pair.nics[1], &pair.mrs[1]);
+		ck_ok(pair.nics[1]->transport->reg(pair.nics[1], &half, MR_SOURCE, &pair.mrs[1],
+						   &err),
+		      err);
+		ck_assert_uint_eq(pair.mrs[1].key, 0);
+		op.remote_key = which == 5 ? 0 : key_of(&pair.mrs[1], pair.nics[1]);
+		break;
 	}
 	post(&pair, 0, &op);
 	await(&pair, 0, 1, 0);
@@ -205,6 +228,24 @@ START_TEST(a_write_that_isnt_allowed_never_lands)
 		ck_assert_uint_eq(pair.sent[0], 0);
 	}
 	ck_assert_int_eq(memcmp(pair.memory[1].base, guard, sizeof(guard)), 0);
+	pair_close(&pair);
+}
+END_TEST
+
+START_TEST(a_source_is_sent_from)
+{
+	struct pair pair;
+
+	open_kind(&pair, _i, 4096);
+	const struct transport *transport = pair.nics[0]->transport;
+	transport->dereg(pair.nics[0], &pair.mrs[0]);
+	ck_ok(transport->reg(pair.nics[0], &pair.memory[0], MR_SOURCE, &pair.mrs[0], &err), err);
+	fill(pair.memory[0].base, pair.memory[0].bytes, 5);
+	struct op op = op_make(&pair, 0, 0, 4096, 9);
+	post(&pair, 0, &op);
+	await(&pair, 0, 1, 1);
+	ck_assert_uint_eq(pair.failed[0], 0);
+	ck_assert_int_eq(memcmp(pair.memory[0].base, pair.memory[1].base, 4096), 0);
 	pair_close(&pair);
 }
 END_TEST
@@ -228,7 +269,9 @@ START_TEST(two_nics_per_rank_share_the_work)
 		nic->transport->dereg(nic, &rails[1].mrs[i]);
 		memory_drop(&rails[1].memory[i], kind->allocated);
 		rails[1].memory[i] = rails[0].memory[i];
-		ck_ok(nic->transport->reg(nic, &rails[1].memory[i], &rails[1].mrs[i], &err), err);
+		ck_ok(nic->transport->reg(nic, &rails[1].memory[i], MR_TARGET, &rails[1].mrs[i],
+					  &err),
+		      err);
 	}
 	fill(rails[0].memory[0].base, OPS * BYTES, 1);
 	for (uint32_t i = 0; i < OPS; i++) {
@@ -313,10 +356,11 @@ START_TEST(bad_devices_and_memory_are_refused_with_a_sentence)
 	open_kind(&pair, _i, 4096);
 	struct ws_memory gpu = {.base = &mr, .bytes = 8, .place = WS_CUDA};
 	if (!pair.nics[0]->gpu_memory)
-		ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &gpu, &mr, &err), -ENOTSUP,
-			 err);
+		ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &gpu, MR_TARGET, &mr, &err),
+			 -ENOTSUP, err);
 	struct ws_memory none = {0};
-	ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &none, &mr, &err), -EINVAL, err);
+	ck_fails(pair.nics[0]->transport->reg(pair.nics[0], &none, MR_TARGET, &mr, &err), -EINVAL,
+		 err);
 	pair_close(&pair);
 }
 END_TEST
@@ -379,7 +423,8 @@ Suite *suite(void)
 	kinds_add(tests, a_placed_op_moves_nothing_but_its_imm, any_kind, 1);
 	kinds_add(tests, beyond_the_limit_post_takes_fewer_and_each_op_ends_once, any_kind, 1);
 	kinds_add(tests, bytes_flow_both_ways_at_once, any_kind, 1);
-	kinds_add(tests, a_write_that_isnt_allowed_never_lands, any_kind, 5);
+	kinds_add(tests, a_source_is_sent_from, any_kind, 1);
+	kinds_add(tests, a_write_that_isnt_allowed_never_lands, any_kind, 7);
 	kinds_add(tests, two_nics_per_rank_share_the_work, has_two_rails, 1);
 	kinds_add(tests, an_address_nobody_makes_is_refused, any_kind, 1);
 	kinds_add(tests, bad_devices_and_memory_are_refused_with_a_sentence, any_kind, 1);

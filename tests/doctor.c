@@ -465,7 +465,7 @@ static void end_open(struct end *end, const char *device)
 	ck_ok(nic_open(&end->wire.nic, "fault", device, &err), err);
 	ck_ok(ws_memory_alloc(&end->memory, PROBE_MEMORY_BYTES, &err), err);
 	const struct transport *transport = end->wire.nic->transport;
-	ck_ok(transport->reg(end->wire.nic, &end->memory, &end->mr, &err), err);
+	ck_ok(transport->reg(end->wire.nic, &end->memory, MR_TARGET, &end->mr, &err), err);
 	ck_ok(transport->peer_open(end->wire.nic, &end->wire.peer, &end->address, &err), err);
 	end->wire.mr = &end->mr;
 	end->wire.memory = end->memory.base;

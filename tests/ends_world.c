@@ -15,7 +15,7 @@ void end_open(struct end *end, const struct device *devices, uint32_t count, uin
 	ck_ok(engine_open(&end->engine, &options, &err), err);
 	end->memory = (struct ws_memory){.place = WS_HOST};
 	ck_ok(ws_memory_alloc(&end->memory, BYTES, &err), err);
-	ck_ok(engine_region_add(end->engine, &end->memory, &region, &err), err);
+	ck_ok(engine_region_add(end->engine, &end->memory, MR_TARGET, &region, &err), err);
 	ck_assert_uint_eq(region, 1);
 }
 

@@ -264,7 +264,7 @@ START_TEST(a_sender_that_is_gone_can_be_fenced)
 	}
 	ck_assert(!open[0] && !open[1] && !open[2]);
 	ck_ok(side_open(world, dead, false, 77, &err), err);
-	ck_ok(engine_region_add(dead->engine, &dead->memory, &region, &err), err);
+	ck_ok(engine_region_add(dead->engine, &dead->memory, MR_TARGET, &region, &err), err);
 	world_connect(world);
 	world_update(world, 3);
 	world_close(world);
@@ -378,7 +378,7 @@ static int life(struct world *world, struct ws_error *err)
 		uint32_t region;
 		rc = side_open(world, side, false, i, err);
 		if (rc == 0)
-			rc = engine_region_add(side->engine, &memory, &region, err);
+			rc = engine_region_add(side->engine, &memory, MR_TARGET, &region, err);
 	}
 	if (rc == 0)
 		rc = pair_connect(world, 0, 0, err);

@@ -51,7 +51,7 @@ static void member_open(struct chain *chain, uint32_t index, int seed)
 					       .wire_digests = chain->digests};
 	ck_ok(engine_open(&member->engine, &options, &err), err);
 	ck_ok(ws_memory_alloc(&member->memory, BUCKETS * BYTES, &err), err);
-	ck_ok(engine_region_add(member->engine, &member->memory, &region, &err), err);
+	ck_ok(engine_region_add(member->engine, &member->memory, MR_TARGET, &region, &err), err);
 }
 
 static void halves_connect(struct engine *a, struct engine_peer **to, struct engine *b,

@@ -36,7 +36,7 @@ static int rank_open(struct rank *rank)
 	if (rc == 0)
 		rc = ws_memory_alloc(&rank->memory, BYTES, &err);
 	if (rc == 0)
-		rc = engine_region_add(rank->engine, &rank->memory, &rank->region, &err);
+		rc = engine_region_add(rank->engine, &rank->memory, MR_TARGET, &rank->region, &err);
 	return rc;
 }
 
@@ -238,7 +238,7 @@ START_TEST(params_of_several_allocations_are_each_mapped)
 	ck_assert_uint_gt(touching, 0);
 	params[0].bytes = 32768;
 	params[9] = (struct ws_memory){.base = (uint8_t *)params[0].base + 32768, .bytes = 32768};
-	ck_ok(memories_add(engine, params, 10, places, &err), err);
+	ck_ok(memories_add(engine, params, 10, MR_TARGET, places, &err), err);
 	ck_assert_uint_eq(places[9].region, places[0].region);
 	ck_assert_uint_eq(places[9].offset, 32768);
 	for (uint32_t i = 0; i < 9; i++)
@@ -252,12 +252,47 @@ START_TEST(params_of_several_allocations_are_each_mapped)
 }
 END_TEST
 
+/* A peer that heard of it could write there. */
+START_TEST(nobody_hears_of_what_is_only_sent_from)
+{
+	static const struct device device = {.transport = "ipc", .name = "host"};
+	struct engine_options options = {.devices = &device, .device_count = 1, .op_bytes = 4096};
+	struct ws_memory memory[2] = {{.place = WS_HOST}, {.place = WS_HOST}};
+	struct memory_place places[2];
+	struct engine *engine;
+
+	ck_ok(engine_open(&engine, &options, &err), err);
+	for (uint32_t i = 0; i < 2; i++) {
+		ck_ok(ws_memory_alloc(&memory[i], 4096, &err), err);
+		ck_ok(memories_add(engine, &memory[i], 1, i == 0 ? MR_SOURCE : MR_TARGET,
+				   &places[i], &err),
+		      err);
+	}
+	struct writer regions = WRITER_INIT(4096);
+	engine_regions_encode(engine, &regions);
+	struct reader in = reader_make(regions.bytes, regions.count);
+	ck_assert_uint_eq(read_u32(&in), 1);
+	ck_assert_uint_eq(read_u32(&in), 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		uint64_t bytes = read_u64(&in), key = read_u64(&in), base = read_u64(&in);
+		bool source = i == places[0].region;
+		ck_assert(source ? bytes == 0 && key == 0 && base == 0
+				 : bytes > 0 && key != 0 && base != 0);
+	}
+	engine_close(engine);
+	writer_release(&regions);
+	for (uint32_t i = 0; i < 2; i++)
+		ws_memory_free(&memory[i]);
+}
+END_TEST
+
 Suite *suite(void)
 {
 	Suite *all = suite_create("engine_ipc");
 	TCase *tests = tcase_create("engine_ipc");
 
 	tcase_set_timeout(tests, 60);
+	tcase_add_test(tests, nobody_hears_of_what_is_only_sent_from);
 	tcase_add_test(tests, params_of_several_allocations_are_each_mapped);
 	tcase_add_test(tests, a_sender_stopped_in_mid_write_is_fenced_and_the_next_update_is_whole);
 	suite_add_tcase(all, tests);

@@ -120,7 +120,8 @@ static void world_open(struct world *world, int seed)
 	}
 	world->memory = (struct ws_memory){.place = WS_CUDA, .device = seed % 2};
 	ck_ok(ws_memory_alloc(&world->memory, SENDS * ROOM, &error), error);
-	ck_ok(engine_region_add(world->engines[1], &world->memory, &region, &error), error);
+	ck_ok(engine_region_add(world->engines[1], &world->memory, MR_TARGET, &region, &error),
+	      error);
 	wire(world);
 }
 

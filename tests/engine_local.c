@@ -74,7 +74,7 @@ static void one_open(struct one *one, int number, int seed)
 	snprintf(name, sizeof(name), "net/m%d?seed=%d", number, seed + 1);
 	ck_ok(engine_open(&one->engine, &options, &err), err);
 	ck_ok(ws_memory_alloc(&one->memory, BUCKETS * MAX(LANDS, INBOX), &err), err);
-	ck_ok(engine_region_add(one->engine, &one->memory, &region, &err), err);
+	ck_ok(engine_region_add(one->engine, &one->memory, MR_TARGET, &region, &err), err);
 	one->rows = calloc(BUCKETS * CODES, sizeof(float));
 	one->tables = calloc(BUCKETS * GRID, sizeof(uint32_t));
 }

@@ -184,12 +184,12 @@ END_TEST
 
 /* ---------------------------------------------------------------- memory */
 
-static int blind_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
-		     struct ws_error *err)
+static int blind_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use,
+		     struct mr *mr, struct ws_error *err)
 {
 	if (memory->bytes > SIDE_MAX * DIRECT_MAX)
 		return ws_fail(err, -ENOTSUP, "%s can't reach this kind of memory", nic->name);
-	return transport_find("loop")->reg(nic, memory, mr, err);
+	return transport_find("loop")->reg(nic, memory, use, mr, err);
 }
 
 static struct transport blind;
@@ -241,8 +241,8 @@ START_TEST(memory_that_no_nic_reaches_is_refused)
 	ck_ok(side_open(world, &world->senders[0], false, 0, &err), err);
 	blind.reg = blind_reg;
 	ck_ok(ws_memory_alloc(&memory, 1 << 20, &err), err);
-	ck_fails(engine_region_add(world->senders[0].engine, &memory, &region, &err), -ENOTSUP,
-		 err);
+	ck_fails(engine_region_add(world->senders[0].engine, &memory, MR_TARGET, &region, &err),
+		 -ENOTSUP, err);
 	ck_assert_ptr_nonnull(strstr(err.text, "can't reach"));
 	ws_memory_free(&memory);
 	world_close(world);

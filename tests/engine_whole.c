@@ -78,7 +78,7 @@ static void connect_to(struct world *world, int p)
 	uint32_t region;
 
 	ck_ok(ws_memory_alloc(&to->memory, BUCKETS * LANDS, &err), err);
-	ck_ok(engine_region_add(to->engine, &to->memory, &region, &err), err);
+	ck_ok(engine_region_add(to->engine, &to->memory, MR_TARGET, &region, &err), err);
 	ck_ok(engine_peer_open(world->engine, "receiver", &world->to[p], &out[0], &err), err);
 	ck_ok(engine_peer_open(to->engine, "sender", &to->from, &out[1], &err), err);
 	engine_regions_encode(to->engine, &out[2]);

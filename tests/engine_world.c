@@ -321,7 +321,7 @@ static void memory_add(struct side *side, uint64_t bytes)
 	struct ws_error err;
 	uint32_t region;
 	ck_ok(ws_memory_alloc(&side->memory, bytes, &err), err);
-	ck_ok(engine_region_add(side->engine, &side->memory, &region, &err), err);
+	ck_ok(engine_region_add(side->engine, &side->memory, MR_TARGET, &region, &err), err);
 	ck_assert_uint_eq(region, 1);
 }
 

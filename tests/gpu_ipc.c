@@ -5,6 +5,7 @@
  */
 #include "lib/base/base.h"
 #include "tests/gpu.h"
+#include "tests/gpu_pieces.h"
 #include "tests/transport_ends.h"
 
 #define BYTES	 ((size_t)64 << 20)
@@ -20,32 +21,41 @@ static bool touching; /* where an op ends the next begins, but for every seventh
 struct kind {
 	enum ws_place place;
 	int device;
+	bool in_pieces; /* nobody else can map it: it is only sent from */
 };
 
 struct kinds {
 	struct kind sender, receiver;
 };
 
-/* GPU 0 to GPU 0, to GPU 1, from and to the host. */
+/* GPU 0 to GPU 0, to GPU 1, from and to the host, and from what can't be shared. */
 static struct kinds kinds_of(int i)
 {
+	const struct kind gpu[2] = {{.place = WS_CUDA}, {.place = WS_CUDA, .device = 1}};
+	const struct kind host = {.place = WS_HOST};
+	const struct kind pieces = {.place = WS_CUDA, .in_pieces = true};
 	const struct kinds all[] = {
-		{{WS_CUDA, 0}, {WS_CUDA, 0}},
-		{{WS_CUDA, 0}, {WS_CUDA, two_gpus ? 1 : 0}},
-		{{WS_HOST, 0}, {WS_CUDA, 0}},
-		{{WS_CUDA, 0}, {WS_HOST, 0}},
+		{gpu[0], gpu[0]}, {gpu[0], gpu[two_gpus]}, {host, gpu[0]},
+		{gpu[0], host},	  {pieces, gpu[two_gpus]}, {pieces, host},
 	};
 	return all[i];
 }
 
 static int open_kind(struct end *end, int socket, const struct kind *kind)
 {
-	struct ws_memory memory = {.place = kind->place, .device = kind->device};
+	struct ws_memory memory = {.bytes = BYTES, .place = kind->place, .device = kind->device};
+	enum mr_use use = kind->in_pieces ? MR_SOURCE : MR_TARGET;
+	int rc = 0;
 
-	int rc = ws_memory_alloc(&memory, BYTES, &err);
+	if (kind->in_pieces)
+		rc = cuda_use(kind->device, &err);
+	else
+		rc = ws_memory_alloc(&memory, BYTES, &err);
+	if (rc == 0 && kind->in_pieces)
+		memory.base = gpu_pieces_make(kind->device, BYTES);
 	if (rc == 0)
-		rc = end_open_with(end, "ipc", "host", socket, &memory, &err);
-	end->allocated = true;
+		rc = end_open_with(end, "ipc", "host", socket, &memory, use, &err);
+	end->allocated = !kind->in_pieces;
 	return rc;
 }
 
@@ -135,6 +145,8 @@ START_TEST(every_byte_is_there_when_its_immediate_is)
 	ck_assert_msg(end.failed == 0, "%s", end.last_reason);
 	ck_assert_int_eq(end_fence(&end, false, BOUND_MS), 0);
 	ck_assert_int_eq(child_wait(&child), 0);
+	if (kinds.sender.in_pieces)
+		end.memory.base = NULL;
 	end_close(&end);
 	free(bytes);
 }
@@ -263,7 +275,7 @@ Suite *suite(void)
 	TCase *tc = tcase_create("gpu");
 	two_gpus = gpus_are_there(2);
 	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, every_byte_is_there_when_its_immediate_is, 0, 8);
+	tcase_add_loop_test(tc, every_byte_is_there_when_its_immediate_is, 0, 12);
 	tcase_add_test(tc, a_write_past_the_region_or_with_a_wrong_key_fails_at_the_sender);
 	tcase_add_test(tc, a_receiver_that_is_killed_with_its_memory_mapped_is_noticed);
 	tcase_add_loop_test(tc, nothing_lands_after_a_sender_was_fenced, 0, 8);

@@ -11,6 +11,7 @@
 
 #include "lib/base/base.h"
 #include "tests/gpu.h"
+#include "tests/gpu_pieces.h"
 
 #define WAIT_NS (UINT64_C(20) * 1000000000)
 
@@ -279,6 +280,17 @@ START_TEST(what_cannot_be_shared_is_named)
 	ck_ok(cuda_share_make(&memory, &share, &error), error);
 	ck_assert_int_ne(cuda_share_open(&share, 0, &base, &error), 0);
 	ws_memory_free(&memory);
+	/* It is the GPU's, and can be read from, over all its pieces. */
+	ck_ok(cuda_use(0, &error), error);
+	memory.base = gpu_pieces_make(0, memory.bytes = 3 * PIECE_BYTES);
+	ck_assert_int_eq(cuda_range_of(memory.base).kind, CUDA_VMM);
+	ck_fails(cuda_share_make(&memory, &share, &error), -ENOTSUP, error);
+	ck_assert_ptr_nonnull(strstr(error.text, "mapped piece by piece"));
+	ck_ok(cuda_memory_check(&memory, &error), error);
+	memory.bytes += 1;
+	ck_fails(cuda_memory_check(&memory, &error), -EINVAL, error);
+	wrong = (struct ws_memory){.base = &share, .bytes = 8, .place = WS_CUDA};
+	ck_fails(cuda_memory_check(&wrong, &error), -EINVAL, error);
 }
 END_TEST
 

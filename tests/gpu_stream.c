@@ -89,6 +89,7 @@ START_TEST(updates_with_and_without_a_stream_bring_every_byte)
 	hang_open(&hang);
 	options.inplace = (_i & 1) != 0;
 	options.stream = _i < 2 ? hang.stream : NULL;
+	options.in_pieces = _i == 4;
 	struct world *world = world_open(&options);
 	for (uint64_t version = 1; version <= 3; version++)
 		world_push_good(world, version, version == 3);
@@ -241,7 +242,7 @@ Suite *suite(void)
 	Suite *s = suite_create("gpu_stream");
 	TCase *tc = tcase_create("gpu");
 	tcase_set_timeout(tc, 120);
-	tcase_add_loop_test(tc, updates_with_and_without_a_stream_bring_every_byte, 0, 4);
+	tcase_add_loop_test(tc, updates_with_and_without_a_stream_bring_every_byte, 0, 5);
 	tcase_add_loop_test(tc, an_update_is_behind_what_the_engine_has_queued, 0, 2);
 	tcase_add_loop_test(tc, without_a_stream_an_update_waits_for_none, 0, 2);
 	tcase_add_loop_test(tc, a_version_has_not_landed_before_what_its_steps_queued_is_done, 0,

@@ -122,7 +122,7 @@ START_TEST(an_engine_is_closed_while_a_stream_hangs)
 					       .stream = _i == 0 ? hang.stream : NULL};
 	ck_ok(engine_open(&engine, &options, &error), error);
 	ck_ok(ws_memory_alloc(&memory, 1 << 20, &error), error);
-	ck_ok(engine_region_add(engine, &memory, &region, &error), error);
+	ck_ok(engine_region_add(engine, &memory, MR_TARGET, &region, &error), error);
 	hang_now(&hang);
 	engine_close(engine);
 	ws_memory_free(&memory);

@@ -32,16 +32,16 @@ START_TEST(a_path_says_how_memory_is_reached)
 	ck_assert(nic->same_host && nic->fences_one_peer && nic->gpu_memory == cuda_built_in());
 	ck_ok(ws_memory_alloc(&own, 1 << 20, &err), err);
 	struct ws_memory part = {.base = (uint8_t *)own.base + 100, .bytes = 5000};
-	ck_ok(nic->transport->reg(nic, &part, &mr, &err), err);
+	ck_ok(nic->transport->reg(nic, &part, MR_TARGET, &mr, &err), err);
 	ck_assert_str_eq(mr.path, "memfd");
 	nic->transport->dereg(nic, &mr);
 	struct ws_memory borrowed = {.base = engines, .bytes = sizeof(engines)};
-	ck_ok(nic->transport->reg(nic, &borrowed, &mr, &err), err);
+	ck_ok(nic->transport->reg(nic, &borrowed, MR_TARGET, &mr, &err), err);
 	ck_assert_str_eq(mr.path, "process_vm_writev");
 	nic->transport->dereg(nic, &mr);
 	/* One stretch over two allocations has two files: it isn't mapped. */
 	struct ws_memory over = {.base = own.base, .bytes = own.bytes + 1};
-	ck_ok(nic->transport->reg(nic, &over, &mr, &err), err);
+	ck_ok(nic->transport->reg(nic, &over, MR_TARGET, &mr, &err), err);
 	ck_assert_str_eq(mr.path, "process_vm_writev");
 	nic->transport->dereg(nic, &mr);
 	nic_close(nic);
@@ -58,11 +58,12 @@ START_TEST(more_registrations_than_a_nic_has_are_refused_with_a_sentence)
 
 	ck_ok(nic_open(&nic, "ipc", "host", &err), err);
 	for (uint32_t i = 0; i < IPC_REGIONS_MAX; i++)
-		ck_ok(nic->transport->reg(nic, &memory, &mrs[i], &err), err);
-	ck_fails(nic->transport->reg(nic, &memory, &mrs[IPC_REGIONS_MAX], &err), -ENOSPC, err);
+		ck_ok(nic->transport->reg(nic, &memory, MR_TARGET, &mrs[i], &err), err);
+	ck_fails(nic->transport->reg(nic, &memory, MR_TARGET, &mrs[IPC_REGIONS_MAX], &err), -ENOSPC,
+		 err);
 	ck_assert_ptr_nonnull(strstr(err.text, "4096"));
 	nic->transport->dereg(nic, &mrs[7]);
-	ck_ok(nic->transport->reg(nic, &memory, &mrs[7], &err), err);
+	ck_ok(nic->transport->reg(nic, &memory, MR_TARGET, &mrs[7], &err), err);
 	nic_close(nic);
 }
 END_TEST

@@ -65,7 +65,10 @@ static void world_open_between(struct world *world, enum ws_place from, enum ws_
 			(struct ws_memory){.place = i == 0 ? from : to, .device = i * (seed % 2)};
 		ck_ok(nic_open(&pair->nics[i], "ipc", devices[i], &err), err);
 		ck_ok(ws_memory_alloc(&pair->memory[i], BYTES, &err), err);
-		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
+		/* What is only sent from needn't be anything that others could map. */
+		unshared = i == 0 ? pair->memory[i].base : NULL;
+		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i],
+						    i == 0 ? MR_SOURCE : MR_TARGET, &pair->mrs[i],
 						    &err),
 		      err);
 	}

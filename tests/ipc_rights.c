@@ -102,7 +102,7 @@ START_TEST(who_may_not_call_is_told_at_connect_and_not_bothered_where_memory_is_
 		struct mr mr;
 		ck_ok(end_connect(&end, child.socket, &err), err);
 		ck_assert(block_for(&end, 1));
-		ck_ok(end.nic->transport->reg(end.nic, &memory, &mr, &err), err);
+		ck_ok(end.nic->transport->reg(end.nic, &memory, MR_TARGET, &mr, &err), err);
 		struct hello more = {.key = mr.key, .base = mr.base};
 		burst(&end, 1);
 		ck_assert_int_eq(write(child.socket, &more, sizeof(more)), sizeof(more));

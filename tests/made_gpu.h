@@ -54,6 +54,9 @@ static void (*copy_meanwhile)(void);
 static struct cuda_range host_parts[HOST_PARTS_MAX];
 static uint32_t host_part_count, host_asked;
 
+/* What no other process can map, as memory of a pool or mapped piece by piece. */
+static const void *unshared;
+
 static pthread_mutex_t gpu_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t draw(uint64_t below)
@@ -268,6 +271,14 @@ int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out
 {
 	*share_out =
 		(struct cuda_share){.bytes = memory->bytes, .gpu = cuda_gpu_id(memory->device)};
+	if (memory->base == unshared)
+		return ws_fail(error, -ENOTSUP, "a made GPU's memory that can't be mapped");
+	return fault(error);
+}
+
+int cuda_memory_check(const struct ws_memory *memory, struct ws_error *error)
+{
+	(void)memory;
 	return fault(error);
 }
 

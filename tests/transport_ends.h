@@ -45,14 +45,15 @@ struct end {
 
 /* Everything up to the other's hello, with memory that is there. */
 static inline int end_open_with(struct end *end, const char *transport, const char *device,
-				int socket, const struct ws_memory *memory, struct ws_error *err)
+				int socket, const struct ws_memory *memory, enum mr_use use,
+				struct ws_error *err)
 {
 	struct hello mine = {0};
 
 	*end = (struct end){.memory = *memory};
 	int rc = nic_open(&end->nic, transport, device, err);
 	if (rc == 0)
-		rc = end->nic->transport->reg(end->nic, &end->memory, &end->mr, err);
+		rc = end->nic->transport->reg(end->nic, &end->memory, use, &end->mr, err);
 	if (rc == 0)
 		rc = end->nic->transport->peer_open(end->nic, &end->peer, &mine.address, err);
 	mine.key = end->mr.key;
@@ -76,7 +77,7 @@ static inline int end_open_on(struct end *end, const char *transport, const char
 		memory.base = calloc(1, bytes);
 	if (memory.base == NULL)
 		return rc != 0 ? rc : -ENOMEM;
-	rc = end_open_with(end, transport, device, socket, &memory, err);
+	rc = end_open_with(end, transport, device, socket, &memory, MR_TARGET, err);
 	end->allocated = allocated;
 	return rc;
 }

@@ -42,7 +42,7 @@ static void end_open(struct end *end, const char *device)
 
 	memory_make(&end->memory, OPS * BYTES, false);
 	ck_ok(nic_open(&end->nic, "fabric", device, &err), err);
-	ck_ok(end->nic->transport->reg(end->nic, &end->memory, &end->mr, &err), err);
+	ck_ok(end->nic->transport->reg(end->nic, &end->memory, MR_TARGET, &end->mr, &err), err);
 	ck_ok(end->nic->transport->peer_open(end->nic, &end->peer, &mine.address, &err), err);
 	mine.key = end->mr.key;
 	mine.base = end->mr.base;

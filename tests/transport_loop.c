@@ -171,13 +171,17 @@ START_TEST(many_nics_share_one_thread)
 		ck_ok(nic_open(&senders[i], "loop", device, &err), err);
 		struct ws_memory memory = {.base = from[i], .bytes = sizeof(from[i])};
 		fill(from[i], sizeof(from[i]), (uint64_t)i);
-		ck_ok(senders[i]->transport->reg(senders[i], &memory, &from_mrs[i], &err), err);
+		ck_ok(senders[i]->transport->reg(senders[i], &memory, MR_TARGET, &from_mrs[i],
+						 &err),
+		      err);
 	}
 	for (int j = 0; j < RECEIVERS; j++) {
 		snprintf(device, sizeof(device), "net/r%d", j);
 		ck_ok(nic_open(&receivers[j], "loop", device, &err), err);
 		struct ws_memory memory = {.base = to[j], .bytes = sizeof(to[j])};
-		ck_ok(receivers[j]->transport->reg(receivers[j], &memory, &to_mrs[j], &err), err);
+		ck_ok(receivers[j]->transport->reg(receivers[j], &memory, MR_TARGET, &to_mrs[j],
+						   &err),
+		      err);
 	}
 	for (int i = 0; i < SENDERS; i++)
 		for (int j = 0; j < RECEIVERS; j++) {

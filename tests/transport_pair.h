@@ -75,8 +75,8 @@ static inline void pair_open_in(struct pair *pair, const char *transport,
 	for (int i = 0; i < 2; i++) {
 		ck_ok(nic_open(&pair->nics[i], transport, devices[i], &err), err);
 		memory_make(&pair->memory[i], bytes, allocated);
-		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], &pair->mrs[i],
-						    &err),
+		ck_ok(pair->nics[i]->transport->reg(pair->nics[i], &pair->memory[i], MR_TARGET,
+						    &pair->mrs[i], &err),
 		      err);
 	}
 	pair_connect(pair);

@@ -9,6 +9,7 @@
 
 #include "lib/cuda/cuda.h"
 #include "tests/gpu_hang.h"
+#include "tests/gpu_pieces.h"
 #include "tests/update_world.h"
 
 const struct ws_memory *loop_param(const struct engine_loop *loop, uint32_t param)
@@ -21,12 +22,14 @@ const struct ws_memory *loop_made(const struct engine_loop *loop, uint32_t made)
 	return loop->twins != NULL ? &loop->twins[loop->params.count + made] : &loop->made[made];
 }
 
-static struct ws_memory twin_of(const struct ws_memory *host)
+static struct ws_memory twin_of(const struct engine_loop *loop, const struct ws_memory *host)
 {
 	struct ws_memory twin = {.place = WS_CUDA};
 	struct ws_error err = {0};
 
-	if (host->bytes > 0)
+	if (host->bytes > 0 && loop->world->options.in_pieces)
+		twin.base = gpu_pieces_make(0, align_up(host->bytes, PIECE_BYTES));
+	else if (host->bytes > 0)
 		ck_ok(ws_memory_alloc(&twin, host->bytes, &err), err);
 	twin.bytes = host->bytes;
 	return twin;
@@ -41,9 +44,9 @@ void loop_gpu_make(struct engine_loop *loop)
 		arena_array(&loop->arena, params + loop->steps.made_count, sizeof(*loop->twins));
 	ck_assert_ptr_nonnull(loop->twins);
 	for (uint32_t i = 0; i < params; i++)
-		loop->twins[i] = twin_of(&loop->where[i]);
+		loop->twins[i] = twin_of(loop, &loop->where[i]);
 	for (uint32_t m = 0; m < loop->steps.made_count; m++)
-		loop->twins[params + m] = m < derived ? twin_of(&loop->made[m])
+		loop->twins[params + m] = m < derived ? twin_of(loop, &loop->made[m])
 						      : loop->twins[loop->steps.made[m].param];
 }
 
@@ -51,7 +54,7 @@ void loop_gpu_release(struct engine_loop *loop)
 {
 	uint32_t own = loop->twins != NULL ? loop->params.count + loop->steps.derived_count : 0;
 
-	for (uint32_t i = 0; i < own; i++)
+	for (uint32_t i = 0; i < own && !loop->world->options.in_pieces; i++)
 		ws_memory_free(&loop->twins[i]);
 }
 

@@ -44,6 +44,7 @@ struct world_options {
 	uint32_t post_ms;
 	bool offloaded; /* ... and they are: GPU 0 does the trainers' work; over ipc */
 	bool on_gpu;	/* the rollouts' params, on GPU 0: no digests, no remaps; over ipc */
+	bool in_pieces; /* ... mapped piece by piece there, as an engine's that sleeps */
 	void *stream;	/* the engines', there; NULL: none */
 	const volatile uint32_t *go; /* for POST_HANG: spin_launch's */
 };

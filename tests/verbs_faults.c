@@ -202,11 +202,11 @@ START_TEST(memory_above_the_memlock_limit_is_refused_with_need_and_limit)
 	ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
 	if (root) /* without CAP_IPC_LOCK */
 		ck_assert_int_eq(setresuid(65534, 65534, 0), 0);
-	ck_fails(nic->transport->reg(nic, &memory, &mr, &err), -ENOSPC, err);
+	ck_fails(nic->transport->reg(nic, &memory, MR_TARGET, &mr, &err), -ENOSPC, err);
 	ck_assert_ptr_nonnull(strstr(err.text, "ulimit -l"));
 	ck_assert_ptr_nonnull(strstr(err.text, "1048576"));
 	memory.bytes = 65536;
-	ck_ok(nic->transport->reg(nic, &memory, &mr, &err), err);
+	ck_ok(nic->transport->reg(nic, &memory, MR_TARGET, &mr, &err), err);
 	ck_assert_str_eq(mr.path, "host");
 	if (root)
 		ck_assert_int_eq(setresuid(0, 0, 0), 0);

@@ -233,7 +233,7 @@ static int engine_make(struct ws_trainer *trainer, struct ws_error *err)
 		rc = engine_open(&trainer->engine, &options, err);
 	if (rc == 0)
 		rc = memories_add(trainer->engine, trainer->memories, trainer->params.count,
-				  trainer->places, err);
+				  MR_SOURCE, trainer->places, err);
 	trainer->wire.engine_made = rc == 0;
 	return rc;
 }

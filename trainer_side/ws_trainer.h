@@ -157,7 +157,9 @@ WS_API int ws_trainer_param(const struct ws_trainer *trainer, uint32_t index, co
 
 /*
  * Says where a param of this rank lies: contiguous, row-major, memory->bytes as the manifest
- * says.  Borrowed until close.  Before start.  A param of 0 bytes needn't be added.
+ * says.  Borrowed until close.  Before start.  A param of 0 bytes needn't be added.  It is only
+ * read, and no peer is given the right to write there: of a GPU's memory any kind will do over
+ * ipc (expandable segments, pools).
  * -EINVAL: no such param here (the nearest name is in the sentence), another size, added twice.
  */
 WS_API int ws_trainer_add(struct ws_trainer *trainer, const char *param,

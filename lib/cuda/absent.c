@@ -191,6 +191,12 @@ int cuda_flush(int device, struct ws_error *err)
 	return absent(err);
 }
 
+int cuda_memory_check(const struct ws_memory *memory, struct ws_error *err)
+{
+	(void)memory;
+	return absent(err);
+}
+
 int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out,
 		    struct ws_error *err)
 {

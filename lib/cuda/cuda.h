@@ -144,6 +144,9 @@ static inline bool cuda_range_has(const struct cuda_range *range, const void *at
 
 	return range->base != NULL && offset <= range->bytes && bytes <= range->bytes - offset;
 }
+/* -EINVAL unless both ends of it, of more than 0 bytes, are its GPU's.  Of any kind: what lies
+ * between is the caller's word. */
+int cuda_memory_check(const struct ws_memory *memory, struct ws_error *err);
 /* "pageable host memory", "CUDA memory", "CUDA memory mapped piece by piece", .. */
 const char *cuda_kind_name(enum cuda_kind kind);
 

@@ -159,20 +159,32 @@ struct cuda_range cuda_range_of(const void *at)
 	return range;
 }
 
-/* -EINVAL unless the memory lies inside one allocation of its GPU. */
-static int range_check(const struct ws_memory *memory, const struct cuda_range *range,
-		       struct ws_error *err)
+static int device_check(const struct ws_memory *memory, const struct cuda_range *range,
+			struct ws_error *err)
 {
-	if (range->device != memory->device)
-		return ws_fail(
-			err, -EINVAL, "%zu bytes at %p are said to be GPU %d's, but they are %s%s",
-			memory->bytes, memory->base, memory->device,
-			range->device >= 0 ? "another GPU's: " : "", cuda_kind_name(range->kind));
-	if (!cuda_range_has(range, memory->base, memory->bytes))
-		return ws_fail(err, -EINVAL,
-			       "%zu bytes at %p of GPU %d aren't inside one allocation",
-			       memory->bytes, memory->base, memory->device);
-	return 0;
+	if (range->device == memory->device)
+		return 0;
+	return ws_fail(err, -EINVAL, "%zu bytes at %p are said to be GPU %d's, but they are %s%s",
+		       memory->bytes, memory->base, memory->device,
+		       range->device >= 0 ? "another GPU's: " : "", cuda_kind_name(range->kind));
+}
+
+int cuda_memory_check(const struct ws_memory *memory, struct ws_error *err)
+{
+	const uint8_t *last = (const uint8_t *)memory->base + memory->bytes - 1;
+	const struct cuda_range ends[2] = {cuda_range_of(memory->base), cuda_range_of(last)};
+
+	int rc = device_check(memory, &ends[0], err);
+	return rc != 0 ? rc : device_check(memory, &ends[1], err);
+}
+
+static int allocation_check(const struct ws_memory *memory, const struct cuda_range *range,
+			    struct ws_error *err)
+{
+	if (cuda_range_has(range, memory->base, memory->bytes))
+		return 0;
+	return ws_fail(err, -EINVAL, "%zu bytes at %p of GPU %d aren't inside one allocation",
+		       memory->bytes, memory->base, memory->device);
 }
 
 /* ---------------------------------------------------------------- for NICs */
@@ -189,7 +201,9 @@ int cuda_dmabuf_open(const struct ws_memory *memory, int *fd_out, uint64_t *offs
 
 	*fd_out = -1;
 	*offset_out = at - begin;
-	int rc = range_check(memory, &range, err);
+	int rc = cuda_memory_check(memory, err);
+	if (rc == 0 && range.kind != CUDA_VMM)
+		rc = allocation_check(memory, &range, err);
 	if (rc != 0)
 		return rc;
 	*(void **)&handle_of = driver_function("cuMemGetHandleForAddressRange", 11070);
@@ -224,15 +238,19 @@ int cuda_share_make(const struct ws_memory *memory, struct cuda_share *share_out
 	int before;
 
 	*share_out = (struct cuda_share){0};
-	int rc = range_check(memory, &range, err);
+	int rc = device_check(memory, &range, err);
 	if (rc != 0)
 		return rc;
 	if (range.kind != CUDA_PLAIN)
 		return ws_fail(err, -ENOTSUP,
 			       "%zu bytes at %p of GPU %d are %s, which other processes can't map; "
-			       "allocate by cudaMalloc (PyTorch: expandable_segments:False)",
+			       "allocate by cudaMalloc (PyTorch: expandable_segments:False), or "
+			       "receive into weightsync's own buffers instead of in place",
 			       memory->bytes, memory->base, memory->device,
 			       cuda_kind_name(range.kind));
+	rc = allocation_check(memory, &range, err);
+	if (rc != 0)
+		return rc;
 	cudaError_t error = gpu_enter(memory->device, &before);
 	if (error == cudaSuccess) {
 		error = cudaIpcGetMemHandle(&handle, range.base);

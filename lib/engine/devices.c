@@ -358,17 +358,25 @@ static bool is_filed(const void *base, size_t bytes)
 	return memory_files(base, bytes, &files);
 }
 
+/* What a GPU's memory is shared or registered by is its allocation.  Of what is mapped piece by
+ * piece each piece is one: nobody shares a source, and it may have thousands. */
+static bool is_one_allocation(const void *a, const void *b, enum mr_use use)
+{
+	const struct cuda_range first = cuda_range_of(a), second = cuda_range_of(b);
+
+	return first.base == second.base ||
+	       (use == MR_SOURCE && first.kind == CUDA_VMM && second.kind == CUDA_VMM);
+}
+
 /* Grows *region over next if they nearly touch. */
-static bool region_takes(struct ws_memory *region, const struct ws_memory *next)
+static bool region_takes(struct ws_memory *region, const struct ws_memory *next, enum mr_use use)
 {
 	uintptr_t end = (uintptr_t)region->base + region->bytes;
 
 	if (region->place != next->place || region->device != next->device ||
 	    (uintptr_t)next->base > end + GAP_BYTES_MAX)
 		return false;
-	/* What a GPU's memory is shared or registered by is its allocation. */
-	if (region->place == WS_CUDA &&
-	    cuda_range_of(region->base).base != cuda_range_of(next->base).base)
+	if (region->place == WS_CUDA && !is_one_allocation(region->base, next->base, use))
 		return false;
 	uintptr_t next_end = (uintptr_t)next->base + next->bytes;
 	size_t bytes = MAX(end, next_end) - (uintptr_t)region->base;
@@ -399,18 +407,18 @@ static int sorted_make(const struct ws_memory *memories, uint32_t count, struct 
 
 /* The region that begins with an entry of the list; returns where the next one begins. */
 static uint32_t region_join(const struct sorted *list, uint32_t used, uint32_t first,
-			    struct ws_memory *region_out)
+			    enum mr_use use, struct ws_memory *region_out)
 {
 	uint32_t end = first + 1;
 
 	*region_out = *list[first].memory;
-	while (end < used && region_takes(region_out, list[end].memory))
+	while (end < used && region_takes(region_out, list[end].memory, use))
 		end++;
 	return end;
 }
 
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
-		 struct memory_place *places_out, struct ws_error *err)
+		 enum mr_use use, struct memory_place *places_out, struct ws_error *err)
 {
 	struct sorted *list;
 	uint32_t used, first = 0;
@@ -420,8 +428,8 @@ int memories_add(struct engine *engine, const struct ws_memory *memories, uint32
 		places_out[i] = (struct memory_place){.region = UINT32_MAX};
 	while (rc == 0 && first < used) {
 		struct ws_memory region;
-		uint32_t end = region_join(list, used, first, &region), number;
-		rc = engine_region_add(engine, &region, &number, err);
+		uint32_t end = region_join(list, used, first, use, &region), number;
+		rc = engine_region_add(engine, &region, use, &number, err);
 		for (; rc == 0 && first < end; first++)
 			places_out[list[first].index] = (struct memory_place){
 				.region = number,
@@ -473,7 +481,7 @@ int memories_pin(const struct ws_memory *memories, uint32_t count, int device, s
 		unpinned_keep(list, &used);
 	for (uint32_t first = 0; rc == 0 && first < used;) {
 		struct ws_memory region;
-		first = region_join(list, used, first, &region);
+		first = region_join(list, used, first, MR_SOURCE, &region);
 		rc = region_pin(&region, pins, err);
 	}
 	mem_free(list);
@@ -510,5 +518,5 @@ int memory_fit(struct engine *engine, struct ws_memory *memory, uint32_t *region
 		if (rc != 0)
 			return rc;
 	}
-	return engine_region_add(engine, memory, region, err);
+	return engine_region_add(engine, memory, MR_TARGET, region, err);
 }

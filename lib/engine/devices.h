@@ -67,7 +67,7 @@ int memories_place(const struct ws_memory *memories, uint32_t count, struct ws_m
  * ws_memory_alloc's.  places_out has an entry per memory.  Not for the data path.
  */
 int memories_add(struct engine *engine, const struct ws_memory *memories, uint32_t count,
-		 struct memory_place *places_out, struct ws_error *err);
+		 enum mr_use use, struct memory_place *places_out, struct ws_error *err);
 
 /* The host's memory page-locked for a GPU: those that touch together, whole pages, and none that is
  * already. */

@@ -107,8 +107,8 @@ uint32_t engine_nics(const struct engine *engine, struct ws_nic nics_out[WS_NICS
 /* ---- region.c: memory registered on every NIC.  Region 0 is the engine's own: staging, digests,
  * and a page that credits name.  The memory is borrowed until drop.  A NIC that can't reach this
  * kind of memory (-ENOTSUP) joins no peer, if another NIC can and there are no peers yet. */
-int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
-		      struct ws_error *err);
+int engine_region_add(struct engine *engine, const struct ws_memory *memory, enum mr_use use,
+		      uint32_t *region_out, struct ws_error *err);
 void engine_region_drop(struct engine *engine, uint32_t region);
 /* All regions with their bytes and, per NIC, key and base: what a peer decodes in
  * engine_peer_regions. */

@@ -181,8 +181,9 @@ void stage_heard(struct stage *stage);
 /* ------------------------------------------------------------------- regions, peers */
 struct region {
 	struct ws_memory memory; /* borrowed; bytes 0: a hole */
-	uint32_t registered;	 /* the first so many NICs were asked */
-	struct mr mrs[];	 /* one per NIC; zeroes where it is gone or can't reach it */
+	enum mr_use use;
+	uint32_t registered; /* the first so many NICs were asked */
+	struct mr mrs[];     /* one per NIC; zeroes where it is gone or can't reach it */
 };
 
 struct remote_key {

@@ -91,7 +91,7 @@ static int region_reg(struct engine *engine, struct region *region, const struct
 		region->registered = i + 1;
 		if (engine->nics[i].lost)
 			continue;
-		rc = nic->transport->reg(nic, memory, &region->mrs[i], &why);
+		rc = nic->transport->reg(nic, memory, region->use, &region->mrs[i], &why);
 		reached |= rc == 0;
 		if (rc == 0)
 			continue;
@@ -120,7 +120,7 @@ int regions_register(struct engine *engine, uint32_t index, struct ws_error *err
 	for (uint32_t i = 0; i < engine->region_count; i++) {
 		struct region *region = region_find(engine, i);
 		int rc = region == NULL ? 0
-					: nic->transport->reg(nic, &region->memory,
+					: nic->transport->reg(nic, &region->memory, region->use,
 							      &region->mrs[index], err);
 		if (rc != 0)
 			region->mrs[index] = (struct mr){0};
@@ -190,8 +190,8 @@ static int place_make(struct engine *engine, uint32_t *place_out, struct ws_erro
 	return 0;
 }
 
-int engine_region_add(struct engine *engine, const struct ws_memory *memory, uint32_t *region_out,
-		      struct ws_error *err)
+int engine_region_add(struct engine *engine, const struct ws_memory *memory, enum mr_use use,
+		      uint32_t *region_out, struct ws_error *err)
 {
 	uint32_t place = 0;
 	if (memory->base == NULL || memory->bytes == 0)
@@ -204,6 +204,7 @@ int engine_region_add(struct engine *engine, const struct ws_memory *memory, uin
 		mem_alloc(sizeof(*region) + engine->nic_count * sizeof(region->mrs[0]));
 	if (region == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for region %u", place);
+	region->use = use;
 	rc = region_reg(engine, region, memory, err);
 	if (rc != 0) {
 		mem_free(region);
@@ -230,6 +231,8 @@ void engine_regions_encode(const struct engine *engine, struct writer *out)
 	write_u32(out, engine->region_count);
 	for (uint32_t i = 0; i < engine->region_count; i++) {
 		const struct region *region = region_find(engine, i);
+		if (region != NULL && region->use == MR_SOURCE)
+			region = NULL; /* no peer has any business there */
 		write_u64(out, region != NULL ? region->memory.bytes : 0);
 		for (uint32_t n = 0; n < engine->nic_count; n++) {
 			write_u64(out, region != NULL ? region->mrs[n].key : 0);
@@ -266,7 +269,7 @@ int region_open_own(struct engine *engine, const struct engine_options *options,
 	engine->own = own;
 	engine->staging = own;
 	engine->staging.base = (uint8_t *)own.base + STAGING_OFFSET;
-	rc = engine_region_add(engine, &engine->own, &engine->staging_region, err);
+	rc = engine_region_add(engine, &engine->own, MR_TARGET, &engine->staging_region, err);
 	if (rc != 0 || options->place == WS_HOST)
 		return rc;
 	engine->staging = (struct ws_memory){.place = options->place, .device = options->device};
@@ -278,7 +281,7 @@ int region_open_own(struct engine *engine, const struct engine_options *options,
 				  "cannot allocate %llu bytes of staging on GPU %d; choose "
 				  "less (staging_bytes)",
 				  (unsigned long long)options->staging_bytes, options->device);
-	return engine_region_add(engine, &engine->staging, &engine->staging_region, err);
+	return engine_region_add(engine, &engine->staging, MR_TARGET, &engine->staging_region, err);
 }
 
 void region_free_all(struct engine *engine)

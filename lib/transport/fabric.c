@@ -193,14 +193,14 @@ static int key_make(const struct fabric *fabric, uint64_t *key_out, struct ws_er
 
 /* libfabric finds out by itself how its NIC reaches a GPU's: as a dma-buf, or by a kernel module.
  */
-static int memory_reg(struct fabric *fabric, const struct ws_memory *memory, uint64_t key,
-		      struct fid_mr **fid_out, struct ws_error *err)
+static int memory_reg(struct fabric *fabric, const struct ws_memory *memory, enum mr_use use,
+		      uint64_t key, struct fid_mr **fid_out, struct ws_error *err)
 {
 	const struct iovec all = {.iov_base = memory->base, .iov_len = memory->bytes};
 	bool gpu = memory->place == WS_CUDA;
 	struct fi_mr_attr attr = {.mr_iov = &all,
 				  .iov_count = 1,
-				  .access = FI_WRITE | FI_REMOTE_WRITE,
+				  .access = FI_WRITE | (use == MR_TARGET ? FI_REMOTE_WRITE : 0),
 				  .requested_key = key,
 				  .iface = gpu ? FI_HMEM_CUDA : FI_HMEM_SYSTEM};
 	if (gpu)
@@ -220,8 +220,8 @@ static int memory_reg(struct fabric *fabric, const struct ws_memory *memory, uin
 		       fabric->nic.name, memory->bytes, libfabric_error(rc));
 }
 
-static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
-		      struct ws_error *err)
+static int fabric_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use,
+		      struct mr *mr, struct ws_error *err)
 {
 	struct fabric *fabric = fabric_of(nic);
 	int mode = fabric->info->domain_attr->mr_mode;
@@ -244,12 +244,12 @@ static int fabric_reg(struct nic *nic, const struct ws_memory *memory, struct mr
 		if (rc != 0)
 			return rc;
 	}
-	int rc = memory_reg(fabric, memory, key, &fid, err);
+	int rc = memory_reg(fabric, memory, use, key, &fid, err);
 	if (rc != 0)
 		return rc;
 	fabric->mrs[slot] = fid;
 	mr->memory = *memory;
-	mr->key = fi_mr_key(fid);
+	mr->key = use == MR_TARGET ? fi_mr_key(fid) : 0;
 	mr->base = (mode & FI_MR_VIRT_ADDR) != 0 ? (uint64_t)(uintptr_t)memory->base : 0;
 	mr->local = fid;
 	return 0;
@@ -279,7 +279,7 @@ static int page_open(struct fabric *fabric, struct ws_error *err)
 	fabric->page.bytes = PAGE_BYTES;
 	if (fabric->page.base == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for the NIC %s", fabric->nic.name);
-	return fabric_reg(&fabric->nic, &fabric->page, &fabric->page_mr, err);
+	return fabric_reg(&fabric->nic, &fabric->page, MR_TARGET, &fabric->page_mr, err);
 }
 
 static int fabric_open(struct nic *nic, const char *device, struct ws_error *err)

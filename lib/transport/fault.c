@@ -94,7 +94,8 @@ static int copies_open(struct fault *fault, struct ws_error *err)
 	fault->copies.base = mem_alloc(fault->copies.bytes);
 	if (fault->copies.base == NULL)
 		return ws_fail(err, -ENOMEM, "no memory to corrupt ops in");
-	return fault->inner->transport->reg(fault->inner, &fault->copies, &fault->copies_mr, err);
+	return fault->inner->transport->reg(fault->inner, &fault->copies, MR_SOURCE,
+					    &fault->copies_mr, err);
 }
 
 static void limits_take(struct fault *fault)
@@ -230,12 +231,12 @@ static int held_take(struct fault *fault, struct event *events_out, int count)
 
 /* ---------------------------------------------------------------- registrations, peers */
 
-static int fault_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
-		     struct ws_error *err)
+static int fault_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use,
+		     struct mr *mr, struct ws_error *err)
 {
 	struct fault *fault = fault_of(nic);
 
-	return fault->inner->transport->reg(fault->inner, memory, mr, err);
+	return fault->inner->transport->reg(fault->inner, memory, use, mr, err);
 }
 
 static void fault_dereg(struct nic *nic, struct mr *mr)

@@ -245,14 +245,11 @@ struct export
 	struct cuda_share share;
 };
 
-static int export_make(struct ipc *ipc, const struct ws_memory *memory, struct export *export,
-		       struct ws_error *err)
+static int export_make(const struct ws_memory *memory, struct export *export, struct ws_error *err)
 {
 	*export = (struct export){.is_gpu = memory->place == WS_CUDA};
-	if (export->is_gpu) {
-		int rc = ipc_gpu_open(ipc, memory->device, err);
-		return rc != 0 ? rc : cuda_share_make(memory, &export->share, err);
-	}
+	if (export->is_gpu)
+		return cuda_share_make(memory, &export->share, err);
 	export->filed = memory_files(memory->base, memory->bytes, &export->files);
 	if (!export->filed)
 		callers_allow();
@@ -268,7 +265,7 @@ static int region_export(struct ipc *ipc, const struct ws_memory *memory, struct
 
 	int rc = random_bytes(&random, sizeof(random), err);
 	if (rc == 0)
-		rc = export_make(ipc, memory, &export, err);
+		rc = export_make(memory, &export, err);
 	if (rc != 0)
 		return rc;
 	struct door_region *region = region_take(ipc, &index);
@@ -277,7 +274,6 @@ static int region_export(struct ipc *ipc, const struct ws_memory *memory, struct
 			       "all %u registrations of %s are in use; register fewer, larger "
 			       "stretches",
 			       IPC_REGIONS_MAX, ipc->nic.name);
-	mr->memory = *memory;
 	mr->key = (random | UINT64_C(1) << 63) / IPC_REGIONS_MAX * IPC_REGIONS_MAX + index;
 	mr->base = (uint64_t)(uintptr_t)memory->base;
 	mr->local = region;
@@ -293,15 +289,31 @@ static int region_export(struct ipc *ipc, const struct ws_memory *memory, struct
 	return 0;
 }
 
-static int ipc_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
+/* What only this process reads. */
+static int source_check(const struct ws_memory *memory, struct mr *mr, struct ws_error *err)
+{
+	mr->path = memory->place == WS_CUDA ? "CUDA" : "host";
+	return memory->place == WS_CUDA ? cuda_memory_check(memory, err) : 0;
+}
+
+static int ipc_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use, struct mr *mr,
 		   struct ws_error *err)
 {
+	struct ipc *ipc = ipc_of(nic);
+	int rc = 0;
+
 	memset(mr, 0, sizeof(*mr));
 	if (memory->base == NULL || memory->bytes == 0)
 		return ws_fail(err, -EINVAL, "cannot register 0 bytes on %s", nic->name);
 	pthread_mutex_lock(&nics_lock);
-	int rc = region_export(ipc_of(nic), memory, mr, err);
+	if (memory->place == WS_CUDA)
+		rc = ipc_gpu_open(ipc, memory->device, err);
+	if (rc == 0)
+		rc = use == MR_SOURCE ? source_check(memory, mr, err)
+				      : region_export(ipc, memory, mr, err);
 	pthread_mutex_unlock(&nics_lock);
+	if (rc == 0)
+		mr->memory = *memory;
 	return rc;
 }
 

@@ -203,7 +203,7 @@ static void loop_close(struct nic *nic)
 /* ---------------------------------------------------------------- registrations */
 
 /* The base is no pointer and not 0: whoever leans on one of them finds out here. */
-static int loop_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
+static int loop_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use, struct mr *mr,
 		    struct ws_error *err)
 {
 	struct loop *loop = loop_of(nic);
@@ -214,13 +214,15 @@ static int loop_reg(struct nic *nic, const struct ws_memory *memory, struct mr *
 			       nic->name);
 	if (memory->base == NULL || memory->bytes == 0)
 		return ws_fail(err, -EINVAL, "cannot register 0 bytes on %s", nic->name);
+	mr->memory = *memory;
+	if (use == MR_SOURCE)
+		return 0;
 	pthread_mutex_lock(&loop->net->lock);
 	int rc = 0;
 	if (loop->mr_count == LOOP_MRS_MAX)
 		rc = ws_fail(err, -ENOSPC, "%s has %d registrations already; drop one first",
 			     nic->name, LOOP_MRS_MAX);
 	if (rc == 0) {
-		mr->memory = *memory;
 		mr->key = mix64(++loop->net->serial);
 		mr->base = mix64(mr->key) >> 16 << 12;
 		loop->mrs[loop->mr_count++] = mr;

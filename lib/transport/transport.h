@@ -43,13 +43,17 @@ struct address {
 	uint8_t bytes[ADDRESS_BYTES_MAX];
 };
 
+/* What registered memory is for.  Into a source nobody can write, neither by mistake nor with a
+ * stolen key; and since it is shared with nobody it may be of any kind that the NIC can read. */
+enum mr_use { MR_SOURCE, MR_TARGET };
+
 /* Registered memory.  key and base are what a peer puts into struct op; they are secrets: they
  * travel only over the link and are never logged. */
 struct mr {
 	struct ws_memory memory; /* borrowed until dereg */
-	uint64_t key;
-	uint64_t base;	  /* how a peer must spell the address of memory's first byte */
-	void *local;	  /* the transport's own */
+	uint64_t key;		 /* 0: a source */
+	uint64_t base;		 /* how a peer must spell the address of memory's first byte */
+	void *local;		 /* the transport's own */
 	const char *path; /* how it is reached, static: "host", "dma-buf", "peermem", "memfd",
 			   * "process_vm_writev"; for reports */
 };
@@ -120,7 +124,7 @@ struct transport {
 	void (*close)(struct nic *nic);
 	/* *mr is the caller's storage and must stay in place until dereg.  -ENOTSUP for memory this
 	 * NIC can't reach, -ENOSPC for a limit, with need, allowance and remedy in the sentence. */
-	int (*reg)(struct nic *nic, const struct ws_memory *memory, struct mr *mr,
+	int (*reg)(struct nic *nic, const struct ws_memory *memory, enum mr_use use, struct mr *mr,
 		   struct ws_error *err);
 	void (*dereg)(struct nic *nic, struct mr *mr);
 	int (*peer_open)(struct nic *nic, struct peer **peer_out, struct address *address_out,

@@ -206,7 +206,8 @@ void verbs_peer_lose(struct peer *peer, int status, const char *reason);
 
 /* ---------------------------------------------------------------- verbs_reg.c */
 
-int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, struct ws_error *err);
+int verbs_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use, struct mr *mr,
+	      struct ws_error *err);
 void verbs_dereg(struct nic *nic, struct mr *mr);
 
 /* ---------------------------------------------------------------- verbs_events.c */

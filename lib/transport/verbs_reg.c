@@ -14,9 +14,17 @@
 #include "lib/cuda/cuda.h"
 #include "lib/transport/verbs.h"
 
-/* A device without relaxed ordering ignores it: it is an optional flag.  The completion of a write
- * still comes after its bytes. */
-#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_RELAXED_ORDERING)
+/*
+ * A device without relaxed ordering ignores it: it is an optional flag.  The completion of a write
+ * still comes after its bytes.  A source is pinned for writing, too, though no NIC does: else a
+ * page that its process writes to later could become another one behind the NIC's back.
+ */
+static unsigned int access_of(enum mr_use use)
+{
+	unsigned int mine = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
+
+	return use == MR_TARGET ? mine | IBV_ACCESS_REMOTE_WRITE : mine;
+}
 
 #define CAP_IPC_LOCK_BIT 14
 
@@ -63,8 +71,8 @@ static int memlock_fail(const struct nic *nic, uint64_t bytes, const struct allo
 		(unsigned long long)allowance->limit_bytes);
 }
 
-static int host_reg(struct verbs *verbs, const struct ws_memory *memory, struct ibv_mr **mr_out,
-		    struct ws_error *err)
+static int host_reg(struct verbs *verbs, const struct ws_memory *memory, unsigned int access,
+		    struct ibv_mr **mr_out, struct ws_error *err)
 {
 	const struct allowance allowance = allowance_read();
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -73,7 +81,7 @@ static int host_reg(struct verbs *verbs, const struct ws_memory *memory, struct 
 
 	if (!allowance.unlimited && allowance.pinned_bytes + pinned > allowance.limit_bytes)
 		return memlock_fail(&verbs->nic, pinned, &allowance, err);
-	*mr_out = ibv_reg_mr(verbs->pd, memory->base, memory->bytes, ACCESS);
+	*mr_out = ibv_reg_mr(verbs->pd, memory->base, memory->bytes, access);
 	if (*mr_out != NULL)
 		return 0;
 	/* In a user namespace the capability may be worth nothing. */
@@ -84,8 +92,8 @@ static int host_reg(struct verbs *verbs, const struct ws_memory *memory, struct 
 }
 
 /* As a dma-buf where CUDA and the kernel can, else by nvidia_peermem. */
-static int gpu_reg(struct verbs *verbs, const struct ws_memory *memory, struct ibv_mr **mr_out,
-		   const char **path_out, struct ws_error *err)
+static int gpu_reg(struct verbs *verbs, const struct ws_memory *memory, unsigned int access,
+		   struct ibv_mr **mr_out, const char **path_out, struct ws_error *err)
 {
 	uint64_t offset;
 	int fd;
@@ -93,7 +101,7 @@ static int gpu_reg(struct verbs *verbs, const struct ws_memory *memory, struct i
 	int rc = cuda_dmabuf_open(memory, &fd, &offset, err);
 	if (rc == 0) {
 		*mr_out = ibv_reg_dmabuf_mr(verbs->pd, offset, memory->bytes,
-					    (uint64_t)(uintptr_t)memory->base, fd, ACCESS);
+					    (uint64_t)(uintptr_t)memory->base, fd, (int)access);
 		int error = errno;
 		close(fd); /* the registration holds the buffer */
 		*path_out = "dma-buf";
@@ -103,7 +111,7 @@ static int gpu_reg(struct verbs *verbs, const struct ws_memory *memory, struct i
 	}
 	if (!cuda_built_in())
 		return rc;
-	*mr_out = ibv_reg_mr(verbs->pd, memory->base, memory->bytes, ACCESS);
+	*mr_out = ibv_reg_mr(verbs->pd, memory->base, memory->bytes, access);
 	*path_out = "peermem";
 	if (*mr_out != NULL)
 		return 0;
@@ -114,7 +122,8 @@ static int gpu_reg(struct verbs *verbs, const struct ws_memory *memory, struct i
 		verbs->nic.name, memory->bytes, memory->device, strerror(errno));
 }
 
-int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, struct ws_error *err)
+int verbs_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use use, struct mr *mr,
+	      struct ws_error *err)
 {
 	struct verbs *verbs = verbs_of(nic);
 	const char *path = "host";
@@ -126,8 +135,9 @@ int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, st
 	if (own == NULL)
 		return ws_fail(err, -ENOMEM, "no memory for one more registration on %s",
 			       nic->name);
-	int rc = memory->place == WS_HOST ? host_reg(verbs, memory, &own->mr, err)
-					  : gpu_reg(verbs, memory, &own->mr, &path, err);
+	int rc = memory->place == WS_HOST
+			 ? host_reg(verbs, memory, access_of(use), &own->mr, err)
+			 : gpu_reg(verbs, memory, access_of(use), &own->mr, &path, err);
 	if (rc != 0) {
 		mem_free(own);
 		return rc;
@@ -137,7 +147,7 @@ int verbs_reg(struct nic *nic, const struct ws_memory *memory, struct mr *mr, st
 		own->next->previous = own;
 	verbs->mrs = own;
 	mr->memory = *memory;
-	mr->key = own->mr->rkey ^ (uint32_t)verbs->options.key;
+	mr->key = use == MR_TARGET ? own->mr->rkey ^ (uint32_t)verbs->options.key : 0;
 	mr->base = (uint64_t)(uintptr_t)memory->base + (uint64_t)verbs->options.past;
 	mr->local = own;
 	mr->path = path;
