@@ -326,6 +326,8 @@ int beat_up_decode(struct beat_up *beat_out, const void *bytes, size_t count, st
 	return rc;
 }
 
+#define VIEW_BYTES_MIN 47
+
 static void view_encode(const struct replica_view *view, struct writer *out)
 {
 	write_u32(out, view->replica);
@@ -416,9 +418,12 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 	read_text(&in, beat.trouble, sizeof(beat.trouble));
 	beat.has_views = read_bool(&in);
 	if (beat.has_views)
-		beat.view_count = read_count(&in, 47, beat.view_room);
-	for (uint32_t i = 0; i < beat.view_count && !in.failed; i++)
-		view_decode(&beat.views[i], &in);
+		beat.view_count = read_count(&in, VIEW_BYTES_MIN, beat.view_room);
+	struct reader views = in;
+	for (uint32_t i = 0; i < beat.view_count && !in.failed; i++) {
+		struct replica_view view;
+		view_decode(&view, &in);
+	}
 	if (beat.has_views)
 		beat.verified_count = read_count(&in, 28, VERIFIED_MAX);
 	for (uint32_t i = 0; i < beat.verified_count; i++) {
@@ -428,9 +433,13 @@ int beat_down_decode(struct beat_down *beat_out, const void *bytes, size_t count
 		beat.verified[i].ranks = read_u32(&in);
 	}
 	int rc = decode_end(&in, "beat", err);
-	if (rc == 0)
-		*beat_out = beat;
-	return rc;
+	if (rc != 0)
+		return rc;
+	/* The caller's views are the last beat's until this one is known to be good. */
+	for (uint32_t i = 0; i < beat.view_count; i++)
+		view_decode(&beat.views[i], &views);
+	*beat_out = beat;
+	return 0;
 }
 
 void roster_encode(const struct roster *roster, struct writer *out)

@@ -183,8 +183,10 @@ static bool ready_hear(struct member *member, const struct frame *frame,
 static void beat_hear(struct member *member, const struct frame *frame)
 {
 	struct beat_down beat = {.views = member->views, .view_room = member->view_room};
-	if (beat_down_decode(&beat, frame->body, frame->body_bytes, NULL) != 0 ||
-	    beat.sequence <= member->down.sequence)
+	struct reader first = reader_make(frame->body, frame->body_bytes);
+	/* A late one isn't decoded: its views would replace newer ones. */
+	if (read_u64(&first) <= member->down.sequence ||
+	    beat_down_decode(&beat, frame->body, frame->body_bytes, NULL) != 0)
 		return;
 	/* What is only now and then included stays as it was. */
 	if (!beat.has_views) {
