@@ -322,8 +322,6 @@ bool parse_each(struct parse *parse, const struct json *each, struct param_parse
 void parse_params(struct parse *parse, const struct json *json);
 /* Adds an empty rule at the end; NULL out of memory. */
 struct rule *rule_add(struct parse *parse);
-/* Sorts a rule's layers by stage; false and findings where a layer has none. */
-bool rule_place(struct parse *parse, struct rule *rule, const int32_t *layers, uint32_t count);
 /* The key of a rank's coordinates for a rule: equal keys, equal forms. */
 uint64_t rule_key(const struct rule *rule, uint32_t rank);
 uint32_t rule_expert_count(const struct manifest *manifest, const struct rule *rule, uint32_t rank);

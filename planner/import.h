@@ -119,7 +119,6 @@ const struct json *import_split(struct import *import, const struct json *x, uin
 const struct json *import_list(struct import *import, uint32_t count,
 			       const struct json *const *items);
 const struct json *import_word(struct import *import, const char *text);
-const struct json *import_integer(struct import *import, int64_t value);
 
 /* ---- import_grid.c */
 /* Ranks as nested lists, one depth per axis name; NULL and findings where they are no grid. */
@@ -127,7 +126,5 @@ bool grid_read(struct import *import, const struct json *ranks, struct grid *gri
 	       const char *where);
 /* Orders the axes and fills the gaps; false and a finding where they don't factor the world. */
 bool grid_fit(struct import *import, struct grid *grid, const char *where);
-/* Axis by name, or NULL. */
-const struct grid_axis *grid_axis(const struct grid *grid, const char *name);
 
 #endif

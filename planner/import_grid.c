@@ -78,15 +78,6 @@ bool grid_read(struct import *import, const struct json *ranks, struct grid *gri
 	return true;
 }
 
-const struct grid_axis *grid_axis(const struct grid *grid, const char *name)
-{
-	for (uint32_t i = 0; i < grid->axis_count; i++) {
-		if (strcmp(grid->axis[i].name, name) == 0)
-			return &grid->axis[i];
-	}
-	return NULL;
-}
-
 static void add_rest(struct import *import, struct grid *grid, uint32_t size, uint32_t stride)
 {
 	char name[16];

@@ -217,7 +217,7 @@ const struct json *import_word(struct import *import, const char *text)
 	return json;
 }
 
-const struct json *import_integer(struct import *import, int64_t value)
+static const struct json *integer_json(struct import *import, int64_t value)
 {
 	struct json *json = new_json(import, JSON_NUMBER);
 	if (json != NULL) {
@@ -260,7 +260,7 @@ const struct json *import_split(struct import *import, const struct json *x, uin
 	mode->text = "chunk";
 	how->first = mode;
 	how->count = 1;
-	const struct json *items[] = {import_word(import, "s"), x, import_integer(import, dim),
+	const struct json *items[] = {import_word(import, "s"), x, integer_json(import, dim),
 				      import_word(import, axis), how};
 	return import_list(import, chunk ? 5 : 4, items);
 }

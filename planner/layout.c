@@ -309,14 +309,6 @@ static const struct layout {
 	 trtllm_ranks},
 };
 
-const char *const *layout_names(void)
-{
-	static const char *const names[] = {"fsdp2", "zero3",  "veomni", "torchtitan", "megatron",
-					    "vllm",  "sglang", "trtllm", NULL};
-	static_assert(ARRAY_SIZE(names) == ARRAY_SIZE(layouts) + 1, "one name per layout");
-	return names;
-}
-
 int layout_ranks(const struct model *model, const char *name, const char *mesh_text,
 		 struct arena *arena, struct ranks *ranks_out, struct findings *findings,
 		 struct ws_error *err)

@@ -36,7 +36,9 @@ struct rule *rule_add(struct parse *parse)
 	return rule;
 }
 
-bool rule_place(struct parse *parse, struct rule *rule, const int32_t *layers, uint32_t count)
+/* Sorts a rule's layers by stage; false and findings where a layer has none. */
+static bool rule_place(struct parse *parse, struct rule *rule, const int32_t *layers,
+		       uint32_t count)
 {
 	const struct manifest *manifest = parse->manifest;
 	rule->layer_count = count;

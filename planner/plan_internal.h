@@ -495,18 +495,9 @@ uint64_t plan_segment_digest(const struct plan *plan, const struct segment *segm
 uint64_t plan_pair_digest(const struct plan *plan, const struct pair_state *state);
 struct segment *plan_segment(const struct plan *plan, uint32_t index);
 struct pair_state *plan_pair_state(const struct plan *plan, uint32_t index);
-/* The copy as it is in the bucket of an instance; its parts are the plan's scratch. */
-void plan_copy_at(const struct plan *plan, const struct pair_state *state,
-		  const struct instance *instance, uint32_t index, uint32_t repetition,
-		  struct plan_copy *copy_out);
 /* Moves blocks to the copy's repetition. */
 void plan_blocks_turn(struct plan_blocks *blocks, const struct block_turn *turn,
 		      uint32_t repetition);
-/* For tests that break a plan on purpose. */
-struct stored_copy *plan_stored_copy(struct plan *plan, size_t index);
-struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy,
-				   uint32_t part);
-size_t plan_stored_count(const struct plan *plan);
 
 static inline int plan_no_memory(struct ws_error *err)
 {

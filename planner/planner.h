@@ -250,13 +250,12 @@ uint32_t model_tensor_count(const struct model *model);
 const struct tensor_rule *model_tensor(const struct model *model, uint32_t index);
 /* The model's config as JSON text, for a scaled checkpoint's config.json. */
 int model_config(const struct model *model, struct writer *out, struct ws_error *err);
-/* Names of the built-in models and layouts, ended by NULL. */
+/* Names of the built-in models, ended by NULL. */
 const char *const *model_names(void);
-const char *const *layout_names(void);
 
 struct manifest_options {
 	enum side side;
-	const char *layout; /* of layout_names(): "fsdp2", "megatron", "vllm" */
+	const char *layout; /* layout.c has them: "fsdp2", "megatron", "vllm" */
 	const char *mesh;   /* "dp=3", "dp=2,tp=2": axes slowest first */
 	const char *dtype;  /* params' dtype if not the checkpoint's: "f32"; or NULL */
 	const char *casts;  /* "f32:bf16,bf16:f16": casts this target allows; or NULL */

@@ -60,6 +60,8 @@ void plan_report_json(const struct plan *all, double plan_seconds, const char *k
 	json_begin_object(json, key);
 	json_put_text(json, "digest", digest);
 	json_put_text(json, "model", manifest_model(all->input.rollout));
+	if (manifest_map_version(all->input.rollout) >= 0)
+		json_put_integer(json, "map_version", manifest_map_version(all->input.rollout));
 	json_put_u64(json, "trainers", all->trainer_count);
 	json_put_u64(json, "replicas", all->input.replica_count);
 	json_put_u64(json, "replica_ranks", all->rollout_count);

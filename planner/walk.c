@@ -240,9 +240,10 @@ void plan_blocks_turn(struct plan_blocks *blocks, const struct block_turn *turn,
 		blocks->first[turn->dim] = at % turn->each;
 }
 
-void plan_copy_at(const struct plan *plan, const struct pair_state *state,
-		  const struct instance *instance, uint32_t index, uint32_t repetition,
-		  struct plan_copy *copy_out)
+/* The copy as it is in the bucket of an instance; its parts are the plan's scratch. */
+static void copy_at(const struct plan *plan, const struct pair_state *state,
+		    const struct instance *instance, uint32_t index, uint32_t repetition,
+		    struct plan_copy *copy_out)
 {
 	const struct segment *segment = plan_segment(plan, instance->segment);
 	const struct stored_copy *stored =
@@ -288,7 +289,7 @@ static bool next_of(const struct plan *plan, const struct pair_state *state,
 
 	if (cursor->copy == segment->copy_count)
 		return false;
-	plan_copy_at(plan, state, instance, cursor->copy, cursor->repetition, copy_out);
+	copy_at(plan, state, instance, cursor->copy, cursor->repetition, copy_out);
 	if (++cursor->repetition == copies[cursor->copy].repeat) {
 		cursor->repetition = 0;
 		cursor->copy++;
@@ -343,21 +344,6 @@ bool plan_next_receive(const struct plan *plan, struct plan_cursor *cursor,
 				return true;
 	}
 	return false;
-}
-
-struct stored_copy *plan_stored_copy(struct plan *plan, size_t index)
-{
-	return (struct stored_copy *)plan->copies.items + index;
-}
-
-struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy, uint32_t part)
-{
-	return (struct plan_part *)plan->parts.items + copy->part_first + part;
-}
-
-size_t plan_stored_count(const struct plan *plan)
-{
-	return plan->copies.count;
 }
 
 bool plan_next_local(const struct plan *plan, struct plan_cursor *cursor,

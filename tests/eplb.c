@@ -136,7 +136,7 @@ START_TEST(redundant_slots_are_written_like_any_other)
 	static int32_t map[LAYERS][SLOTS];
 	map_fill(map, 5);
 	struct made trainer = make(SIDE_TRAINER, "megatron", "tp=2,ep=4,etp=1", NULL, 0);
-	struct manifest *target = rollout(engines[_i].layout, engines[_i].mesh, map, 0);
+	struct manifest *target = rollout(engines[_i].layout, engines[_i].mesh, map, 12);
 	struct plan_input input = input_of(trainer.manifest, target);
 	struct plan *plan;
 	struct ws_error err;
@@ -151,6 +151,12 @@ START_TEST(redundant_slots_are_written_like_any_other)
 		arena_release(&arena);
 	}
 	ck_assert_uint_eq(plan_totals(plan)->bytes, bytes);
+	struct writer report = WRITER_INIT(1 << 20);
+	struct json_writer json = {.out = &report};
+	plan_report_json(plan, 0, NULL, &json);
+	write_u8(&report, 0);
+	ck_assert_ptr_nonnull(strstr((const char *)report.bytes, "\"map_version\":12,"));
+	writer_release(&report);
 	plan_free(plan);
 	manifest_free(target);
 	manifest_free(trainer.manifest);

@@ -5,6 +5,22 @@
 
 #include "planner/plan_internal.h"
 
+static inline size_t plan_stored_count(const struct plan *plan)
+{
+	return plan->copies.count;
+}
+
+static inline struct stored_copy *plan_stored_copy(struct plan *plan, size_t index)
+{
+	return (struct stored_copy *)plan->copies.items + index;
+}
+
+static inline struct plan_part *plan_stored_part(struct plan *plan, const struct stored_copy *copy,
+						 uint32_t part)
+{
+	return (struct plan_part *)plan->parts.items + copy->part_first + part;
+}
+
 /* Takes the plan's digests anew: they say nothing of what is wrong then. */
 static inline void digests_renew(struct plan *plan)
 {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "lib/convert/convert.h"
+#include "tests/plan_digests.h"
 #include "tests/plan_world.h"
 #include "tests/test.h"
 

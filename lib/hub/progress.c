@@ -134,7 +134,7 @@ void attempt_abort(struct progress *progress, const struct ws_error *why)
 		progress->attempt_error = *why;
 }
 
-void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why)
+static void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why)
 {
 	struct seat *seat = &progress->seats[rank];
 	if (seat->in == 0)
@@ -181,7 +181,7 @@ bool trainer_has_joined(const struct progress *progress, const struct seat *seat
 	return up->joined == progress->attempt || (up->want != 0 && of_this);
 }
 
-bool trainer_waits(const struct seat *seat)
+static bool trainer_waits(const struct seat *seat)
 {
 	return seat_is_in(seat) && seat->up.want != 0 && seat->up.want_attempt == 0;
 }

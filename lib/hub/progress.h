@@ -207,14 +207,12 @@ static inline bool seat_is_in(const struct seat *seat)
 {
 	return seat->in != 0 && seat->joined == seat->in && seat->heard;
 }
-struct replica *progress_replica(struct progress *progress, uint32_t id);
 bool replica_is_in(const struct progress *progress, uint32_t index);
 bool replica_is_joinable(const struct progress *progress, uint32_t index);
 /* Its rank couldn't be wired: the others must get their time between its tries. */
 void replica_put_off(struct progress *progress, uint32_t seat);
 void replica_admit(struct progress *progress, uint32_t index);
 void replica_drop(struct progress *progress, uint32_t index, const struct ws_error *why);
-void trainer_drop(struct progress *progress, uint32_t rank, const struct ws_error *why);
 /* A member is lost: its replica is dropped, or the trainer and with it the attempt. */
 void seat_lose(struct progress *progress, uint32_t seat, const struct ws_error *why);
 /* The same, but nothing is wrong: it is no error that `status` shows. */
@@ -230,13 +228,11 @@ bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
 bool replica_broken(struct progress *progress, uint32_t index);
 /* A rank that doesn't come to the state its word asks for in time takes its replica out. */
 void replica_late(struct progress *progress, uint32_t index, enum rank_state want);
-bool trainer_waits(const struct seat *seat);
 /* Whether every trainer has heard the last attempt's end, and all there is of the replicas. */
 bool trainers_know(const struct progress *progress);
 /* "; ws_rollout_step was called 41 s ago", for the end of a sentence about a rollout rank. */
 void step_text(const struct progress *progress, const struct seat *seat, char text_out[80]);
 void attempts_tick(struct progress *progress);
-void roster_tick(struct progress *progress);
 void failure_hear(struct progress *progress, uint32_t seat);
 
 #endif

@@ -454,7 +454,7 @@ static void wiring_tick(struct progress *progress)
 		wiring_late(progress);
 }
 
-void roster_tick(struct progress *progress)
+static void roster_tick(struct progress *progress)
 {
 	for (uint32_t i = 0; i < progress_seat_count(progress); i++)
 		silence_check(progress, i);

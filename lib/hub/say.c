@@ -9,14 +9,6 @@
 #include <stdio.h>
 #include <string.h>
 
-struct replica *progress_replica(struct progress *progress, uint32_t id)
-{
-	for (uint32_t i = 0; i < progress->replica_count; i++)
-		if (progress->replicas[i].id == id)
-			return &progress->replicas[i];
-	return NULL;
-}
-
 uint32_t progress_seat_count(const struct progress *progress)
 {
 	return replica_seat(progress, progress->replica_count, 0);
