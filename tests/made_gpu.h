@@ -42,7 +42,7 @@ struct CUevent_st {
 };
 
 static _Atomic uint64_t random_state;
-static uint32_t launches, jobs; /* of all streams */
+static uint32_t launches, jobs, jobs_done; /* of all streams */
 /* It has had a fault; it does nothing now; it copies nothing now. */
 static _Atomic bool gpu_fails, gpu_waits, copies_wait;
 
@@ -81,7 +81,17 @@ static void stream_goes_on(struct CUstream_st *stream, uint64_t most)
 			convert_move(job.move);
 		else
 			memcpy(job.copy.to, job.copy.from, job.copy.bytes);
+		jobs_done++;
 	}
+}
+
+/* Nothing is read or written any more. */
+static inline bool gpu_rests(void)
+{
+	pthread_mutex_lock(&gpu_lock);
+	bool rests = jobs_done == jobs;
+	pthread_mutex_unlock(&gpu_lock);
+	return rests;
 }
 
 /* Somebody looks: some of it may have been done meanwhile.  Whether the first so many jobs are. */

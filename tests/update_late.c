@@ -177,6 +177,7 @@ START_TEST(a_push_that_a_gpu_holds_up_ends_soon_after_its_deadline_and_the_next_
 	world_errors_have(world, _i == 0 ? "even now GPU 0 hasn't done" : "by GPU 0 haven't ended");
 	world_errors_have(world, "params may still be read");
 	gpu_waits = copies_wait = false;
+	ck_until(gpu_rests(), sleep_ns(1000000)); /* it still reads the params */
 	world_push_good(world, 3, false);
 	world_close(world);
 }
