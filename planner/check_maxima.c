@@ -56,7 +56,8 @@ static bool dim_fits(const struct comparing *at, uint32_t d)
 	int64_t bytes = (int64_t)ws_dtype_bytes(at->part->from);
 	int64_t stride = at->part->src_stride[d] / bytes;
 	uint64_t left = at->part->extent[d], unit = 1, lead = 0;
-	bool constant = blocks->stride[d] == 0 || blocks->first[d] + left <= blocks->each[d];
+	bool constant = blocks->stride[d] == 0 ||
+			(left <= blocks->each[d] && blocks->first[d] <= blocks->each[d] - left);
 
 	if (left == 0 || at->part->src_stride[d] % bytes != 0)
 		return false;

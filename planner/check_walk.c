@@ -21,6 +21,8 @@ static bool blocks_inside(const struct plan *plan, uint32_t dim_count, const uin
 	struct plan_part entries = {.dim_count = dim_count};
 
 	for (uint32_t d = 0; d < dim_count; d++) {
+		if (blocks->stride[d] != 0 && blocks->first[d] >= blocks->each[d])
+			return false;
 		entries.extent[d] = (blocks->first[d] + extent[d] - 1) / blocks->each[d] + 1;
 		entries.src_stride[d] = blocks->stride[d] * (int64_t)ws_dtype_bytes(WS_U32);
 	}

@@ -222,6 +222,37 @@ START_TEST(a_scale_from_who_holds_nothing_of_its_block_is_seen)
 }
 END_TEST
 
+/* Its first element would be in block 2^64 / 128, and its last one in the first. */
+START_TEST(a_grid_that_begins_below_zero_is_rejected)
+{
+	struct pair_world pair;
+	uint32_t met = 0;
+
+	pair_open(&pair, W("[100,256]"), 1, WHOLE, 1, FP8_WHOLE);
+	struct plan *plan = pair_plan(&pair, 0);
+	for (size_t i = 0; i < plan->parts.count; i++) {
+		struct plan_part *part = (struct plan_part *)plan->parts.items + i;
+		for (uint32_t d = 0; part->kind == PART_CODES && d < part->dim_count; d++) {
+			const struct plan_blocks *kept = part->blocks;
+			struct plan_blocks wrong = *kept;
+			wrong.first[d] = 1 - part->extent[d];
+			wrong.stride[d] = 1;
+			part->blocks = &wrong;
+			digests_renew(plan);
+			ck_fails(plan_check(plan, &pair.findings, &pair.err), -EINVAL, pair.err);
+			part->blocks = kept;
+			met++;
+		}
+	}
+	ck_assert_uint_gt(met, 1);
+	digests_renew(plan);
+	pair.findings = (struct findings){.arena = &pair.arena};
+	ck_ok(plan_check(plan, &pair.findings, &pair.err), pair.err);
+	plan_free(plan);
+	pair_close(&pair);
+}
+END_TEST
+
 #define SCHEME(kind) "\"schemes\":{\"q\":{\"kind\":" kind ",\"fmt\":\"e4m3\",\"scale\":\"f32\"}},"
 #define CODES(x)     "\"params\":[{\"p\":\"w\",\"q\":\"q\",\"dtype\":\"f8e4m3\",\"x\":" x "}]"
 
@@ -280,6 +311,7 @@ Suite *suite(void)
 	TCase *quant = tcase_create("quantized");
 
 	tcase_set_timeout(quant, 60);
+	tcase_add_test(quant, a_grid_that_begins_below_zero_is_rejected);
 	tcase_add_test(quant, codes_come_from_every_holder_and_each_scale_from_one);
 	tcase_add_test(quant, no_op_tears_a_whole_block_and_scales_come_last);
 	tcase_add_test(quant, codes_are_made_of_floats_only);
