@@ -48,6 +48,7 @@ static void state_say(struct ws_rollout *rollout)
 	char waits[MEMBER_WAITS_BYTES] = "";
 	if (version->state == RANK_READY && rollout->wire.state == WIRE_WIRED &&
 	    !receive_missing(rollout, waits, sizeof(waits)) &&
+	    !receive_unpacks(rollout, waits, sizeof(waits)) &&
 	    !forwards_missing(rollout, waits, sizeof(waits)))
 		(void)posts_waits(rollout, waits, sizeof(waits));
 	member_say_waiting(rollout->member, waits);

@@ -257,6 +257,19 @@ int receive_program(struct ws_rollout *rollout, struct ws_error *err)
 
 /* ---------------------------------------------------------------- what is missing */
 
+bool receive_unpacks(const struct ws_rollout *rollout, char *text_out, size_t bytes)
+{
+	struct engine_progress progress;
+	char place[16];
+
+	engine_progress(rollout->engine, &progress);
+	if (progress.receives_done == progress.receive_count)
+		return false;
+	snprintf(text_out, bytes, "has all ops, and waits for %s to unpack them",
+		 memory_place(&rollout->place, place));
+	return true;
+}
+
 bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes)
 {
 	const struct wire *wire = &rollout->wire;

@@ -296,6 +296,8 @@ int receive_lay_out(struct ws_rollout *rollout, struct ws_error *err);
 int receive_program(struct ws_rollout *rollout, struct ws_error *err);
 /* "got 41 of 42 ops of bucket 'model.layers.7' from trainer 3"; false if nothing is missing. */
 bool receive_missing(const struct ws_rollout *rollout, char *text_out, size_t bytes);
+/* "has all ops, and waits for GPU 0 to unpack them"; false if it doesn't. */
+bool receive_unpacks(const struct ws_rollout *rollout, char *text_out, size_t bytes);
 
 /* post.c.  Between posts_open and posts_close, by the I/O thread unless said; all of them do
  * nothing where no step is called on this rank. */

@@ -46,6 +46,7 @@ static uint32_t launches, jobs, jobs_done; /* of all streams */
 /* It has had a fault; it does nothing now; it copies nothing now. */
 static _Atomic bool gpu_fails, gpu_waits, copies_wait;
 
+static struct CUstream_st *stream_waits; /* does nothing now */
 /* What happens while a copy is waited for. */
 static void (*copy_meanwhile)(void);
 
@@ -66,7 +67,8 @@ static uint64_t draw(uint64_t below)
 
 static void stream_goes_on(struct CUstream_st *stream, uint64_t most)
 {
-	for (; !gpu_fails && !gpu_waits && most > 0 && stream->done < stream->queued; most--) {
+	bool waits = gpu_waits || stream == stream_waits;
+	for (; !gpu_fails && !waits && most > 0 && stream->done < stream->queued; most--) {
 		uint64_t first = stream->done, end = first;
 		if (copies_wait && stream->jobs[first % JOBS_MAX].move == NULL)
 			return;

@@ -74,7 +74,7 @@ static const struct world_options kinds[] = {
 	 .ring_bytes = 20000},
 };
 
-static struct world *world_made(int seed)
+static struct world_options options_made(int seed)
 {
 	struct world_options options = kinds[(size_t)seed % ARRAY_SIZE(kinds)];
 
@@ -84,6 +84,13 @@ static struct world *world_made(int seed)
 	options.transport = "ipc";
 	options.nic_count = 1;
 	options.trainer_nics[0] = options.rollout_nics[0] = "host";
+	return options;
+}
+
+static struct world *world_made(int seed)
+{
+	struct world_options options = options_made(seed);
+
 	return world_open(&options);
 }
 
@@ -183,6 +190,27 @@ START_TEST(a_push_that_a_gpu_holds_up_ends_soon_after_its_deadline_and_the_next_
 }
 END_TEST
 
+/* The engine's own stream, on which its kernels run: what has landed is unpacked behind them. */
+START_TEST(who_waits_for_a_rollout_whose_stream_hangs_hears_which_and_why)
+{
+	struct world_options options = options_made(1);
+	struct CUstream_st *stream;
+
+	ck_ok(cuda_stream_open(0, &stream, NULL), (struct ws_error){0});
+	options.stream = stream;
+	options.run_bytes_min = 1u << 20;
+	struct world *world = world_open(&options);
+	world_push_good(world, 1, false);
+	stream_waits = stream;
+	world_push(world, 2, SANITIZED ? 6000 : 2000, false);
+	world_errors_have(world, "rollout 0.0 isn't landed; it has all ops, and waits for GPU 0");
+	stream_waits = NULL;
+	world_push_good(world, 3, false);
+	world_close(world);
+	cuda_stream_close(stream);
+}
+END_TEST
+
 START_TEST(a_fault_of_a_gpu_ends_the_push_with_its_reason)
 {
 	struct world *world = world_made(0);
@@ -211,6 +239,7 @@ Suite *suite(void)
 	tcase_add_loop_test(
 		tc, a_push_that_a_gpu_holds_up_ends_soon_after_its_deadline_and_the_next_goes_well,
 		0, 2);
+	tcase_add_test(tc, who_waits_for_a_rollout_whose_stream_hangs_hears_which_and_why);
 	tcase_add_test(tc, a_fault_of_a_gpu_ends_the_push_with_its_reason);
 	suite_add_tcase(s, tc);
 	return s;

@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define RANK_TEXT_BYTES (MEMBER_WAITS_BYTES + 96)
+
 void replica_put_off(struct progress *progress, uint32_t number)
 {
 	uint32_t trainers = progress->options.trainer_count;
@@ -134,19 +136,35 @@ static bool sender_late(struct progress *progress, const struct seat *rank)
 	return true;
 }
 
+/* The state of those that `want` asks for that a rank isn't at. */
+static enum rank_state state_next(const struct progress *progress, uint32_t index, uint32_t rank,
+				  enum rank_state want)
+{
+	bool ready = rank_is_at(progress, index, rank, RANK_READY);
+	return want == RANK_LANDED && !ready ? RANK_READY : want;
+}
+
+/* What the rank says that it waits for, and whether its engine steps: "; it got 1 of 2 ops". */
+static void rank_text(const struct progress *progress, const struct seat *seat,
+		      enum rank_state next, char text_out[RANK_TEXT_BYTES])
+{
+	const char *waits = next == RANK_LANDED ? seat->up.waits : "";
+	char step[80];
+	step_text(progress, seat, step);
+	snprintf(text_out, RANK_TEXT_BYTES, "%s%s%s", waits[0] != 0 ? "; it " : "", waits, step);
+}
+
 /* Deadlines: a rank that doesn't come to the state its word asks for takes its replica out. */
 void replica_late(struct progress *progress, uint32_t index, enum rank_state want)
 {
 	const struct replica *replica = &progress->replicas[index];
 	for (uint32_t rank = 0; rank < progress->options.replica_ranks; rank++) {
 		struct seat *seat = replica_rank(progress, index, rank);
-		enum rank_state next = want;
+		enum rank_state next = state_next(progress, index, rank, want);
 		if (rank_is_at(progress, index, rank, want))
 			continue;
 		uint64_t since = MAX(replica->word_ns, seat->moved_ns);
-		if (want == RANK_LANDED && !rank_is_at(progress, index, rank, RANK_READY))
-			next = RANK_READY;
-		else if (want == RANK_LANDED && !all_trainers_joined(progress))
+		if (next == RANK_LANDED && !all_trainers_joined(progress))
 			continue; /* the trainers' own deadline */
 		if (progress->now_ns - since <= progress->options.phase_ns)
 			continue;
@@ -155,16 +173,53 @@ void replica_late(struct progress *progress, uint32_t index, enum rank_state wan
 		if (next == RANK_LANDED && sender_late(progress, seat))
 			return;
 		struct ws_error why;
-		char name[MEMBER_NAME_BYTES], step[80];
-		const char *waits = next == RANK_LANDED ? seat->up.waits : "";
+		char name[MEMBER_NAME_BYTES], text[RANK_TEXT_BYTES];
 		member_name(seat->id, name);
-		step_text(progress, seat, step);
-		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s%s%s", name,
+		rank_text(progress, seat, next, text);
+		ws_fail(&why, -ETIMEDOUT, "%s isn't %s for version %llu after %.1f s%s", name,
 			rank_state_name(next), (unsigned long long)progress->version,
-			(double)(progress->now_ns - since) / 1e9, waits[0] != 0 ? "; it " : "",
-			waits, step);
+			(double)(progress->now_ns - since) / 1e9, text);
 		replica_drop(progress, index, &why);
 		return;
+	}
+}
+
+/* What a word asks ranks for; RANK_IDLE: nothing. */
+static enum rank_state word_asks(enum replica_word word)
+{
+	switch (word) {
+	case WORD_BEGIN:
+		return RANK_LANDED;
+	case WORD_PAUSE:
+		return RANK_PAUSED;
+	case WORD_COMMIT:
+		return RANK_LIVE;
+	case WORD_RESUME:
+		return RANK_RESUMED;
+	case WORD_NONE:
+	case WORD_ABORT:
+		break;
+	}
+	return RANK_IDLE;
+}
+
+void attempt_waits_for(const struct progress *progress, struct ws_error *err)
+{
+	for (uint32_t index = 0; index < progress->replica_count; index++) {
+		enum rank_state want = word_asks(progress->replicas[index].word);
+		bool asked = replica_is_in(progress, index) && want != RANK_IDLE;
+		for (uint32_t rank = 0; asked && rank < progress->options.replica_ranks; rank++) {
+			const struct seat *seat =
+				&progress->seats[replica_seat(progress, index, rank)];
+			char name[MEMBER_NAME_BYTES], text[RANK_TEXT_BYTES];
+			if (rank_is_at(progress, index, rank, want))
+				continue;
+			enum rank_state next = state_next(progress, index, rank, want);
+			member_name(seat->id, name);
+			rank_text(progress, seat, next, text);
+			ws_fail(err, -EAGAIN, "%s isn't %s%s", name, rank_state_name(next), text);
+			return;
+		}
 	}
 }
 

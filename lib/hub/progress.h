@@ -228,6 +228,9 @@ bool rank_is_at(const struct progress *progress, uint32_t index, uint32_t rank,
 bool replica_broken(struct progress *progress, uint32_t index);
 /* A rank that doesn't come to the state its word asks for in time takes its replica out. */
 void replica_late(struct progress *progress, uint32_t index, enum rank_state want);
+/* Whom an open attempt waits for: "rollout 0.1 isn't landed; it got 41 of 42 ops .."; err stays as
+ * it is where nobody is named. */
+void attempt_waits_for(const struct progress *progress, struct ws_error *err);
 /* Whether every trainer has heard the last attempt's end, and all there is of the replicas. */
 bool trainers_know(const struct progress *progress);
 /* "; ws_rollout_step was called 41 s ago", for the end of a sentence about a rollout rank. */

@@ -483,6 +483,8 @@ void progress_tick(struct progress *progress, uint64_t now_ns)
 	attempts_tick(progress);
 	rails_trouble(progress);
 	progress->waits = (struct ws_error){0};
-	if (!attempt_is_open(progress))
+	if (attempt_is_open(progress))
+		attempt_waits_for(progress, &progress->waits);
+	else
 		progress_waits_for(progress, &progress->waits);
 }
