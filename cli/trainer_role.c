@@ -171,7 +171,8 @@ static int wait_verified(struct ws_trainer *trainer, const struct job *job, stru
 				       outcome->verified_ranks, want, outcome->report->version,
 				       why.text);
 		if (stop_asked())
-			return ws_fail(err, -ECANCELED, "stopped by a signal");
+			return ws_fail(err, -ECANCELED, "trainer %u: stopped by a signal",
+				       job->rank);
 		if (clock_ns() > until)
 			return ws_fail(
 				err, -ETIMEDOUT,
@@ -227,6 +228,8 @@ static int push_version(struct ws_trainer *trainer, const struct job *job, uint6
 		status = job->as_json ? put_json(trainer, &outcome) : put_lines(&outcome);
 	total->verified += outcome.verified;
 	sent_add(&total->sent, report.nics, report.nic_count);
+	if (rc != 0 && rc != -ECANCELED)
+		ws_fail_in(&err, rc, "trainer %u", job->rank);
 	if (rc != 0)
 		return say_failure(&err);
 	if (outcome.different != 0 && job->rank == 0)

@@ -29,6 +29,13 @@ for command in keygen synth manifest plan simulate hub push serve run bench nics
 	weightsync "$command" --help | awk 'length($0) > 100' >out
 	[ ! -s out ] && passed "$command --help: no line above 100 columns" || failed "$command --help: above 100 columns" no out
 done
+# The manual page has every option, and no other; those that have a letter there by that.
+for command in keygen synth manifest plan simulate hub push serve run bench nics doctor status; do
+	weightsync "$command" --help
+done | sed -n 's/^  \(   \|-., \) *--\([a-z-]*\).*/\2/p' | sed 's/^output$/o/; s/^verbose$/v/' | sort -u >helped
+grep -oE 'Fl -?[a-z][a-z-]*' "$tests/../cli/weightsync.1" | sed 's/Fl -*//' | sort -u >paged
+diff helped paged >out && [ -s helped ] && passed "the manual page has the options of --help" ||
+	failed "the manual page has the options of --help" "no" out
 gives 2 "there is no option '-z'" weightsync plan -zo x a b
 gives 2 "option '--op-bytes': '3X' is not a size; good ones are 4096, 64K" weightsync plan --op-bytes 3X a b
 gives 2 "option '--deadline': '5' is not a time" weightsync status --deadline 5
