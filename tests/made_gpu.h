@@ -46,7 +46,7 @@ static uint32_t launches, jobs, jobs_done; /* of all streams */
 /* It has had a fault; it does nothing now; it copies nothing now. */
 static _Atomic bool gpu_fails, gpu_waits, copies_wait;
 
-static struct CUstream_st *stream_waits; /* does nothing now */
+static _Atomic(struct CUstream_st *) stream_waits; /* it alone does nothing now */
 /* What happens while a copy is waited for. */
 static void (*copy_meanwhile)(void);
 

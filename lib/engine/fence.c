@@ -50,25 +50,24 @@ static void peers_free(struct engine *engine)
 	engine->fencing = false;
 }
 
-/* What of mine is under way; 0: nothing. */
+/* What of mine is under way; 0: nothing.  What ipc hasn't done when post returns a GPU does. */
 static int fence_waits(const struct engine *engine, struct ws_error *err)
 {
 	char place[16];
 	memory_place(&engine->staging, place);
+	const char *gpu = engine->staging.place == WS_CUDA ? place : "a GPU";
 	for (uint32_t p = 0; p < engine->peer_count; p++)
 		for (uint32_t i = 0; i < engine->nic_count; i++) {
 			const struct engine_peer *peer = engine->peers[p];
 			const struct nic *nic = engine_nic(engine, i);
 			if (peer->rails[i].in_flight > 0)
-				return ws_fail(err, -EAGAIN,
-					       "writes to '%s' on '%s'%s%s haven't ended",
-					       peer->name, nic->name, nic->same_host ? " by " : "",
-					       nic->same_host ? place : "");
+				return ws_fail(
+					err, -EAGAIN, "writes to '%s' on '%s' by %s haven't ended",
+					peer->name, nic->name, nic->same_host ? gpu : "the NIC");
 		}
-	return engine->stage->outstanding == 0
-		       ? 0
-		       : ws_fail(err, -EAGAIN,
-				 "%s hasn't done what was to be gathered or quantized", place);
+	if (engine->stage->outstanding > 0)
+		return ws_fail(err, -EAGAIN, "%s hasn't done what it was given", place);
+	return 0;
 }
 
 /* Every half, as far as it goes now. */
