@@ -92,4 +92,5 @@ transport_tests
 bench
 python3 "$tests/vm/roce.py" "$build" "$place/updates" verbs "$pattern"
 failures=$((failures + $?))
+[ ! -e "$place/updates/found" ] || : >"$work/found"
 exit "$failures"
