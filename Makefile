@@ -224,10 +224,13 @@ install: all ## the command, the library, its headers and the man page below PRE
 		'Requires: $(LIBS_LINKED)' 'Libs: -L$${prefix}/lib -lweightsync $(CUDA_LIBS) -pthread -lm -ldl' \
 		'Cflags: -I$${prefix}/include/weightsync' > $(DESTDIR)$(PREFIX)/lib/pkgconfig/weightsync.pc
 
+libs: ## what a program links beside the library; tests/fuzz.sh and fuzz_seeds.sh ask
+	@echo $(LDLIBS_ALL) -pthread
+
 clean: ## removes every build folder
 	rm -rf build build-*
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 18
 
-.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install clean help
+.PHONY: all tests check check-roce check-gpu demo layers ci bench format format-check tidy install libs clean help
