@@ -415,7 +415,9 @@ static int step_until_over(struct holder *holder, struct ws_error *err)
 		if (rc != 0 && rc != -ECONNRESET)
 			return rc;
 		if (!hub_watch(holder, rc != 0, &gone_until))
-			return rc;
+			return ws_fail(err, rc,
+				       "the hub at '%s' was silent for %u s: start the run again",
+				       holder->job->hub, HUB_GONE_MS / 1000);
 		if (holder->live != holder->seen && (rc = look(holder, err)) != 0)
 			return rc;
 	}

@@ -3,6 +3,7 @@
  * What people and programs read about a simulation: a table, one JSON object.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "planner/simulate_internal.h"
 
@@ -39,38 +40,57 @@ static uint32_t slowest(const struct simulation *simulation, uint32_t *members_o
 	return count;
 }
 
+/* "rollout 1.0", without what explains it elsewhere: lines fit into 80 columns. */
+static const char *short_name(const struct simulation *simulation, const struct plan *all,
+			      uint32_t member, char *out, size_t bytes)
+{
+	simulation_member_name(simulation, all, member, out, bytes);
+	out[strcspn(out, "(")] = '\0';
+	size_t length = strlen(out);
+	if (length > 0 && out[length - 1] == ' ')
+		out[length - 1] = '\0';
+	return out;
+}
+
+static void text_slowest(const struct simulation *simulation, const struct plan *all,
+			 struct writer *out)
+{
+	char sent[BYTES_TEXT], received[BYTES_TEXT], name[96];
+	uint32_t members[SLOWEST_COUNT];
+	uint32_t count = slowest(simulation, members);
+
+	write_format(out, "%-9s %8s %8s %21s %9s\n", "slowest", "end", "floor", "sent by NICs",
+		     "received");
+	for (uint32_t i = 0; i < count; i++) {
+		const struct sim_member *member = &simulation->members[members[i]];
+		write_format(out, "%-9s %8.3f %8.3f %21s %9s  %s\n", "", member->end_s,
+			     member->floor_s, bytes_text(member->sent_bytes, sent, sizeof(sent)),
+			     bytes_text(member->received_bytes, received, sizeof(received)),
+			     short_name(simulation, all, members[i], name, sizeof(name)));
+	}
+}
+
 void simulation_report_text(const struct simulation *simulation, const struct plan *all,
 			    struct writer *out)
 {
-	uint32_t members[SLOWEST_COUNT];
-	char name[96];
+	char bytes[BYTES_TEXT], name[96];
 
 	write_format(out, "predicted %.3f s  receive floor %.3f s  send floor %.3f s  ratio %.3f\n",
 		     simulation->predicted_s, simulation->receive_floor_s, simulation->send_floor_s,
 		     simulation->ratio);
-	write_format(out, "%-9s %8s %8s %10s %10s %16s  %s\n", "phase", "from", "to", "busy mean",
+	write_format(out, "%-9s %8s %8s %10s %10s %9s  %s\n", "phase", "from", "to", "busy mean",
 		     "busy max", "bytes", "busiest");
 	for (uint32_t p = 0; p < SIM_PHASES; p++) {
 		const struct sim_phase_total *total = &simulation->phases[p];
 		if (total->member_count == 0)
 			continue;
-		write_format(out, "%-9s %8.3f %8.3f %10.4f %10.4f %16" PRIu64 "  %s\n",
+		write_format(out, "%-9s %8.3f %8.3f %10.4f %10.4f %9s  %s\n",
 			     sim_phase_name((enum sim_phase)p), total->begin_s, total->end_s,
-			     total->busy_mean_s, total->busy_max_s, total->bytes,
-			     simulation_member_name(simulation, all, total->busiest, name,
-						    sizeof(name)));
+			     total->busy_mean_s, total->busy_max_s,
+			     bytes_text(total->bytes, bytes, sizeof(bytes)),
+			     short_name(simulation, all, total->busiest, name, sizeof(name)));
 	}
-	uint32_t count = slowest(simulation, members);
-	for (uint32_t i = 0; i < count; i++) {
-		const struct sim_member *member = &simulation->members[members[i]];
-		write_format(
-			out,
-			"%-9s ends at %.3f s, floor %.3f s, sends %" PRIu64 " and receives %" PRIu64
-			" bytes by NIC: %s\n",
-			i == 0 ? "slowest" : "", member->end_s, member->floor_s, member->sent_bytes,
-			member->received_bytes,
-			simulation_member_name(simulation, all, members[i], name, sizeof(name)));
-	}
+	text_slowest(simulation, all, out);
 }
 
 static void put_phases(const struct simulation *simulation, struct json_writer *json)

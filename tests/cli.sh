@@ -79,6 +79,8 @@ gives 0 '' weightsync plan T.json R.json --replicas 2 --html plan.html
 grep -q '<!doctype html>' plan.html && ! grep -q 'https*:' plan.html && passed "plan --html: one page, nothing from elsewhere" ||
 	failed "plan --html: one page" "no"
 gives 0 'predicted .* receive floor' weightsync simulate T.json R.json --replicas 2 --nic-gbps 400
+awk 'length($0) > 80' out >wide
+[ ! -s wide ] && passed "simulate: no line above 80 columns" || failed "simulate: no line above 80 columns" "no" wide
 gives 0 'without the change .* with it' weightsync simulate T.json R.json --replicas 2 --bandwidth 50%
 gives 0 'without the change' weightsync simulate T.json R.json --replicas 2 --slow r1.0=1/2 --nics 2 --without-nic t0
 gives 0 'without the change' weightsync simulate T.json R.json --join --join-late 200ms

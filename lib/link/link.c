@@ -153,8 +153,8 @@ static int socket_open(struct link *link, int type, struct ws_error *err)
 	link->socket = zmq_socket(link->context, type);
 	if (link->socket == NULL)
 		return ws_fail(err, errno == EMFILE ? -ENOSPC : -EIO,
-			       "cannot open a socket for '%s': %s", link->endpoint,
-			       zmq_strerror(errno));
+			       "cannot open a socket for '%s': %s%s", link->endpoint,
+			       zmq_strerror(errno), errno == EMFILE ? "; raise `ulimit -n`" : "");
 	int rc = options_set(link, err);
 	return rc == 0 ? watch_open(link, err) : rc;
 }
