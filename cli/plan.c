@@ -179,9 +179,10 @@ static int plan_run(const struct command *command, int argc, char **argv)
 	if (file_count != 2)
 		return say_usage(command,
 				 "two manifests are needed, the trainer's and the rollout's");
-	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.places.ranks_per_node == 0 ||
-	    wanted.places.nics == 0)
-		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
+	if (wanted.replicas == 0 || wanted.replicas > 4096)
+		return say_usage(command, "--replicas is from 1 to 4096");
+	if (wanted.places.ranks_per_node == 0 || wanted.places.nics == 0)
+		return say_usage(command, "--ranks-per-node and --nics begin at 1");
 	int rc = fanout_parse(wanted.fanout, &rules->fanout, &err);
 	if (rc == 0)
 		rc = rules_check(rules, &err);

@@ -302,15 +302,18 @@ static int constants_make(struct simulate_command *wanted, struct ws_error *err)
 		mem_free(text);
 		rc = rc == 0 ? 0 : ws_fail_in(err, rc, "constants '%s'", wanted->constants_file);
 	}
-	if (wanted->nic_gbps != 0)
+	if (wanted->nic_gbps != UINT32_MAX)
 		constants->nic_gbps = wanted->nic_gbps;
 	return rc;
 }
 
 static int simulate_run(const struct command *command, int argc, char **argv)
 {
-	struct simulate_command wanted = {
-		.places = {.ranks_per_node = 8, .nics = 1}, .rules = RULES_DEFAULT, .replicas = 1};
+	struct simulate_command wanted = {.places = {.ranks_per_node = 8, .nics = 1},
+					  .rules = RULES_DEFAULT,
+					  .options = {.depth = 16},
+					  .replicas = 1,
+					  .nic_gbps = UINT32_MAX};
 	struct rules *rules = &wanted.rules;
 	struct option_spec options[] = {
 		{"replicas", 0, OPTION_COUNT, &wanted.replicas, "N",
@@ -365,9 +368,14 @@ static int simulate_run(const struct command *command, int argc, char **argv)
 				   &file_count);
 	if (status >= 0)
 		return status;
-	if (wanted.replicas == 0 || wanted.replicas > 4096 || wanted.places.nics == 0 ||
-	    wanted.places.ranks_per_node == 0)
-		return say_usage(command, "--replicas, --ranks-per-node and --nics begin at 1");
+	if (wanted.replicas == 0 || wanted.replicas > 4096)
+		return say_usage(command, "--replicas is from 1 to 4096");
+	if (wanted.places.nics == 0 || wanted.places.ranks_per_node == 0 || wanted.nic_gbps == 0 ||
+	    wanted.options.depth == 0)
+		return say_usage(command,
+				 "--nics, --ranks-per-node, --nic-gbps and --depth begin at 1");
+	if (wanted.join_late_ms != 0 && !wanted.join)
+		return say_usage(command, "--join-late goes with --join");
 	if (wanted.fanout != NULL && fanout_parse(wanted.fanout, &rules->fanout, &err) != 0)
 		return say_usage(command, "option '--fanout': %s", err.text);
 	if (rules_check(rules, &err) != 0)

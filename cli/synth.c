@@ -219,7 +219,8 @@ static int synth_run(const struct command *command, int argc, char **argv)
 	struct option_spec options[] = {
 		{"model", 0, OPTION_TEXT, &name, "NAME",
 		 "a built-in model: qwen3-30b-a3b, llama-3-70b, .."},
-		{"scale", 0, OPTION_TEXT, &scale, "A/B", "share of the bytes: 1/64"},
+		{"scale", 0, OPTION_TEXT, &scale, "A/B",
+		 "share of the bytes: 1/64 (default 1: all)"},
 		{"seed", 0, OPTION_U64, &seed, "N", "other contents (default 1)"},
 		{"output", 'o', OPTION_TEXT, &folder, "DIR",
 		 "where to write it; made if it isn't there"},

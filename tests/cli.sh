@@ -91,6 +91,9 @@ gives 1 "'t3' is no member: t0 to t2, r0.0 to r0.1" weightsync simulate T.json R
 gives 1 "'2' is not a share" weightsync simulate T.json R.json --bandwidth 2
 gives 2 "fan-out is none, node or replica" weightsync simulate T.json R.json --fanout nodes
 gives 2 "two manifests are needed" weightsync simulate T.json
+gives 2 "replicas is from 1 to 4096" weightsync plan T.json R.json --replicas 5000
+gives 2 "nic-gbps and --depth begin at 1" weightsync simulate T.json R.json --nic-gbps 0
+gives 2 "join-late goes with --join" weightsync simulate T.json R.json --join-late 1s
 gives 0 '"write_latency_ns"' weightsync simulate --print-constants
 echo '{"nic_gbps": 100}' >constants.json
 gives 0 'predicted' weightsync simulate T.json R.json --constants constants.json --trace trace.json
