@@ -8,8 +8,9 @@
 
 #include "lib/hub/hub_inside.h"
 
-#define MS_NS  UINT64_C(1000000)
-#define ASK_NS (300 * MS_NS)
+#define MS_NS	       UINT64_C(1000000)
+#define ASK_NS	       (300 * MS_NS)
+#define ASK_FRAMES_MAX 64 /* looked at before the deadline is */
 
 static const char *run_state(const struct progress *progress)
 {
@@ -118,7 +119,7 @@ static int ask_turn(struct link *link, uint64_t me, uint64_t *next_ns, struct wr
 {
 	struct frame frame = {.kind = FRAME_STATUS_ASK, .incarnation = me}, answer;
 	link_wait(link, NULL, 0, clock_ns() + ASK_NS / 10);
-	for (;;) { /* ends when nothing is queued */
+	for (uint32_t i = 0; i < ASK_FRAMES_MAX; i++) {
 		enum link_event event = link_receive(link, &answer, err);
 		if (event == LINK_NOTHING)
 			break;
