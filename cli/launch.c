@@ -261,38 +261,6 @@ static int check_folder(const char *folder, struct ws_error *err)
 	return 0;
 }
 
-int rendezvous_make(struct rendezvous *meet, const struct launch *launch, struct ws_error *err)
-{
-	struct run_key key;
-	*meet = (struct rendezvous){0};
-	int rc = rendezvous_name(meet, launch, err);
-	if (rc != 0)
-		return rc;
-	if (mkdir(meet->folder, 0700) != 0 && errno != EEXIST)
-		return ws_fail(err, -errno, "cannot make '%s': %s", meet->folder, strerror(errno));
-	rc = check_folder(meet->folder, err);
-	if (rc != 0)
-		return rc;
-	meet->mine = true;
-	/* A run that was killed leaves its files; its hub is gone with it. */
-	unlink(meet->hub_file);
-	unlink(meet->key_file);
-	rc = run_key_make(&key, err);
-	if (rc == 0)
-		rc = run_key_write(&key, meet->key_file, err);
-	run_key_wipe(&key);
-	return rc;
-}
-
-int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, struct ws_error *err)
-{
-	char text[160];
-	int length = snprintf(text, sizeof(text), "%s %ld", endpoint, (long)getpid());
-	if (length < 0 || (size_t)length >= sizeof(text))
-		return ws_fail(err, -EINVAL, "the hub's endpoint '%s' is too long", endpoint);
-	return file_write(meet->hub_file, text, (size_t)length, 0600, err);
-}
-
 /* Whether the file names a hub whose process lives: a run of the same name that was killed while
  * it met leaves its file, and rank 0 of this run may come later than we do. */
 static bool read_hub(const struct rendezvous *meet, char *endpoint_out, size_t room)
@@ -311,6 +279,45 @@ static bool read_hub(const struct rendezvous *meet, char *endpoint_out, size_t r
 	}
 	mem_free(text);
 	return found;
+}
+
+int rendezvous_make(struct rendezvous *meet, const struct launch *launch, struct ws_error *err)
+{
+	struct run_key key;
+	char endpoint[160];
+	*meet = (struct rendezvous){0};
+	int rc = rendezvous_name(meet, launch, err);
+	if (rc != 0)
+		return rc;
+	if (mkdir(meet->folder, 0700) != 0 && errno != EEXIST)
+		return ws_fail(err, -errno, "cannot make '%s': %s", meet->folder, strerror(errno));
+	rc = check_folder(meet->folder, err);
+	if (rc != 0)
+		return rc;
+	if (read_hub(meet, endpoint, sizeof(endpoint)))
+		return ws_fail(
+			err, -EBUSY,
+			"another run of this name is starting, '%s' has its hub: give another "
+			"--job, or remove that file",
+			meet->hub_file);
+	meet->mine = true;
+	/* A run that was killed leaves its files; its hub is gone with it. */
+	unlink(meet->hub_file);
+	unlink(meet->key_file);
+	rc = run_key_make(&key, err);
+	if (rc == 0)
+		rc = run_key_write(&key, meet->key_file, err);
+	run_key_wipe(&key);
+	return rc;
+}
+
+int rendezvous_say_hub(const struct rendezvous *meet, const char *endpoint, struct ws_error *err)
+{
+	char text[160];
+	int length = snprintf(text, sizeof(text), "%s %ld", endpoint, (long)getpid());
+	if (length < 0 || (size_t)length >= sizeof(text))
+		return ws_fail(err, -EINVAL, "the hub's endpoint '%s' is too long", endpoint);
+	return file_write(meet->hub_file, text, (size_t)length, 0600, err);
 }
 
 int rendezvous_find(struct rendezvous *meet, const struct launch *launch, char *endpoint_out,

@@ -51,7 +51,7 @@ gives 1 'key' weightsync keygen -o key
 chmod 644 key
 gives 1 'key' weightsync status --hub tcp://127.0.0.1:9 --key key
 chmod 600 key
-gives 1 '127.0.0.1:9' weightsync status --hub tcp://127.0.0.1:9 --key key --deadline 500ms
+gives 1 "127.0.0.1:9' within 0.5 s; is it started" weightsync status --hub tcp://127.0.0.1:9 --key key --deadline 500ms
 gives 0 'device' weightsync nics
 gives 0 '"device":' weightsync nics --json
 gives 2 "it goes with fabric, not 'verbs'" weightsync nics --transport verbs --provider tcp
@@ -169,9 +169,13 @@ gives 1 "give an address of this host and a free port" weightsync hub --key key 
 
 # A run that doesn't come about leaves nothing, though its launcher kills it before the hub is closed.
 mkdir tmp
-TMPDIR=$work/tmp $run --rank 0 --world 7 --job kills --start-deadline 500ms >out 2>&1 &
-until grep -q "run didn't start" out; do sleep 0.02; done
+export TMPDIR=$work/tmp
+$run --rank 0 --world 7 --job twice --start-deadline 4s >kills 2>&1 &
+until grep -q "tcp://" tmp/*/hub 2>/dev/null; do sleep 0.02; done
+gives 1 "another run of this name is starting" $run --rank 0 --world 7 --job twice
+until grep -q "run didn't start" kills; do sleep 0.02; done
 kill -9 $!
+unset TMPDIR
 [ -z "$(ls tmp)" ] && passed "run: killed after its start failed, it leaves nothing" ||
 	failed "run: killed after its start failed, it leaves nothing" "$(ls tmp)" out
 

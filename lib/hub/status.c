@@ -157,8 +157,10 @@ int hub_ask_status(const char *endpoint, const struct run_key *key, uint32_t dea
 	} while (rc == -EAGAIN && clock_ns() < until_ns);
 	link_close(link);
 	if (rc == -EAGAIN)
-		return ws_fail(err, -ETIMEDOUT, "no hub answered at '%s' within %.1f s", endpoint,
-			       deadline_ms / 1e3);
+		return ws_fail(
+			err, -ETIMEDOUT,
+			"no hub answered at '%s' within %g s; is it started, and is the address right?",
+			endpoint, deadline_ms / 1e3);
 	if (rc != 0 && err != NULL)
 		*err = said;
 	return rc;
