@@ -15,8 +15,7 @@
 #include "trainer_side/report.h"
 #include "trainer_side/trainer_internal.h"
 
-#define CLOSE_NS UINT64_C(2000000000) /* beyond its deadline a push waits so long for its senders \
-				       */
+#define CLOSE_NS UINT64_C(2000000000)		    /* how long a late push waits for its senders */
 #define WAITS_NS ((uint64_t)HUB_BEAT_MS * 1000000u) /* what is waited for is looked at as often */
 
 /* ---------------------------------------------------------------- going on */
