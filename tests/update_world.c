@@ -540,9 +540,8 @@ void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, boo
 		pthread_join(world->trainer[i].thread, NULL);
 }
 
-void world_push_good(struct world *world, uint64_t version, bool split)
+void world_is_live(const struct world *world, uint64_t version)
 {
-	world_push(world, version, PATIENCE_MS, split);
 	for (uint32_t i = 0; i < world->options.trainers; i++) {
 		const struct trainer *trainer = &world->trainer[i];
 		ck_assert_msg(trainer->rc == 0, "trainer %u: %d: %s", i, trainer->rc,
@@ -559,6 +558,12 @@ void world_push_good(struct world *world, uint64_t version, bool split)
 		ck_assert_msg(loop->fault[0] == 0, "%s", loop->fault);
 		ck_assert_uint_eq(atomic_load(&loop->resumed), version);
 	}
+}
+
+void world_push_good(struct world *world, uint64_t version, bool split)
+{
+	world_push(world, version, PATIENCE_MS, split);
+	world_is_live(world, version);
 }
 
 void world_errors_have(const struct world *world, const char *text)

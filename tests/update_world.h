@@ -148,7 +148,9 @@ void world_close(struct world *world);
 const struct ws_rollout_report *loop_last(struct engine_loop *loop);
 /* Every trainer pushes on a thread of its own; returns when all have. */
 void world_push(struct world *world, uint64_t version, uint32_t deadline_ms, bool split);
-/* Pushes and asserts that every rank got every byte of the version. */
+/* Asserts that the last push went well, and that every rank got every byte of the version. */
+void world_is_live(const struct world *world, uint64_t version);
+/* Pushes and asserts that. */
 void world_push_good(struct world *world, uint64_t version, bool split);
 /* Asserts that every trainer's last push failed, with this in its sentence. */
 void world_errors_have(const struct world *world, const char *text);

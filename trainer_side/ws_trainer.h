@@ -184,7 +184,8 @@ WS_API int ws_trainer_start(struct ws_trainer *trainer, uint32_t deadline_ms, st
  * report may be NULL; it says which replicas are live, also when an error is returned.
  * -ETIMEDOUT, -EIO, -ECONNRESET: no replica serves torn weights; push again.  "params may still be
  * read": a NIC or a GPU hasn't done what it was given 2 s after the deadline.  Who frees them then
- * closes the trainer before.
+ * closes the trainer before.  -EINVAL: another trainer pushes another version, or hasn't left an
+ * earlier push yet that it gave up (then push again).
  */
 WS_API int ws_trainer_push(struct ws_trainer *trainer, uint64_t version, uint32_t deadline_ms,
 			   struct ws_report *report, struct ws_error *err);
