@@ -12,7 +12,10 @@ try() {
 	wanted "$name" || return 0
 	"$@" >"$work/log" 2>&1
 	case $? in
-	0) passed "$name ($(took))" ;;
+	0)
+		passed "$name ($(took))"
+		sed -n "s/^. GPUs are needed.*/skip what $name does with more GPUs: &/p" "$work/log"
+		;;
 	77) echo "skip $name: $(tail -1 "$work/log")" ;;
 	*) failed "$name" "the end of its log" "$work/log" 30 ;;
 	esac
