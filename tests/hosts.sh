@@ -48,6 +48,16 @@ for host in a b; do
 	for link in docker0 inside container; do on $host ip link set $link up; done
 done
 
+# The kernel may take a second to say that a link is up; a rank that begins before has one rail less.
+for host in a b; do
+	for rail in 1 2; do
+		for _ in $(seq 200); do
+			[ "$(on $host cat /sys/class/net/rail$rail/operstate)" != up ] || break
+			sleep 0.05
+		done
+	done
+done
+
 "$ws" synth --model qwen3-30b-a3b --scale 1/4096 -o "$work/model" 2>"$work/log" &&
 	"$ws" manifest --model "$work/model" --side trainer --layout fsdp2 --mesh dp=2 -o "$work/T.json" &&
 	"$ws" manifest --model "$work/model" --side rollout --layout vllm --mesh tp=2 -o "$work/R.json" &&
@@ -85,7 +95,7 @@ says() {
 	shift
 	for text; do
 		grep -qF -- "$text" "$said" || {
-			failed "$name" "it doesn't say '$text'" "$said"
+			failed "$name" "rank ${said##*/} doesn't say '$text'" "$work/all" 60
 			return 1
 		}
 	done
