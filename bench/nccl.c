@@ -41,15 +41,6 @@ static int nccl_fail(const struct nccl *nccl, int result, const char *doing, str
 	return ws_fail(err, -EIO, "NCCL cannot %s: %s", doing, nccl->get_error_string(result));
 }
 
-/* A function pointer has another type than dlsym's answer: it is stored as one. */
-static bool find(const struct nccl *nccl, const char *name, void *function_out)
-{
-	void *function = dlsym(nccl->library, name);
-
-	*(void **)function_out = function;
-	return function != NULL;
-}
-
 int nccl_load(struct nccl **nccl_out, const char *path, struct ws_error *err)
 {
 	struct nccl *nccl = mem_alloc(sizeof(*nccl));
@@ -64,12 +55,12 @@ int nccl_load(struct nccl **nccl_out, const char *path, struct ws_error *err)
 		nccl_close(nccl);
 		return -ENOENT;
 	}
-	if (!find(nccl, "ncclGetUniqueId", &nccl->get_unique_id) ||
-	    !find(nccl, "ncclCommInitRank", &nccl->comm_init_rank) ||
-	    !find(nccl, "ncclBroadcast", &nccl->broadcast) ||
-	    !find(nccl, "ncclCommDestroy", &nccl->comm_destroy) ||
-	    !find(nccl, "ncclCommAbort", &nccl->comm_abort) ||
-	    !find(nccl, "ncclGetErrorString", &nccl->get_error_string)) {
+	if (!library_find(nccl->library, "ncclGetUniqueId", &nccl->get_unique_id) ||
+	    !library_find(nccl->library, "ncclCommInitRank", &nccl->comm_init_rank) ||
+	    !library_find(nccl->library, "ncclBroadcast", &nccl->broadcast) ||
+	    !library_find(nccl->library, "ncclCommDestroy", &nccl->comm_destroy) ||
+	    !library_find(nccl->library, "ncclCommAbort", &nccl->comm_abort) ||
+	    !library_find(nccl->library, "ncclGetErrorString", &nccl->get_error_string)) {
 		nccl_close(nccl);
 		return ws_fail(err, -ENOENT, "'%s' lacks functions of NCCL 2",
 			       path != NULL ? path : "libnccl.so.2");

@@ -303,5 +303,8 @@ int file_write_all(int fd, const char *path, const void *bytes, size_t count, st
 int file_fail(struct ws_error *err, int error, const char *doing, const char *path);
 /* The last part of what a link points to; false where there is none. */
 bool file_link_name(const char *path, char *name_out, size_t room);
+/* A function of a library that dlopen gave, into the function pointer at function_out; false, and
+ * NULL there: it has none of that name. */
+bool library_find(void *library, const char *name, void *function_out);
 
 #endif

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Small files, whole: read with a limit and without ever blocking on a FIFO, and written so
- * that a reader sees the old contents or the new, never a half.
+ * that a reader sees the old contents or the new, never a half.  And what a library has by name.
  */
 #include "lib/base/base.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -196,4 +197,13 @@ int file_write(const char *path, const void *bytes, size_t count, unsigned mode,
 	if (rc != 0)
 		unlink(tmp_path);
 	return rc;
+}
+
+/* A function pointer has another type than dlsym's answer: it is stored as one. */
+bool library_find(void *library, const char *name, void *function_out)
+{
+	void *function = dlsym(library, name);
+
+	*(void **)function_out = function;
+	return function != NULL;
 }

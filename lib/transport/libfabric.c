@@ -19,15 +19,6 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct ws_error why; /* it isn't loaded */
 static int result;
 
-/* A function pointer has another type than dlsym's answer: it is stored as one. */
-static bool find(void *library, const char *name, void *function_out)
-{
-	void *function = dlsym(library, name);
-
-	*(void **)function_out = function;
-	return function != NULL;
-}
-
 /* psm's constructors leave SIGSEGV alone where these stand; what the user has set stays. */
 static void *open_quietly(void)
 {
@@ -52,11 +43,11 @@ static void load(void)
 				 "this process can't load libfabric (%s): install it (Debian: "
 				 "libfabric1), or name another transport",
 				 dlerror());
-	else if (!find(library, "fi_getinfo", &libfabric.getinfo) ||
-		 !find(library, "fi_freeinfo", &libfabric.freeinfo) ||
-		 !find(library, "fi_dupinfo", &libfabric.dupinfo) ||
-		 !find(library, "fi_fabric", &libfabric.fabric) ||
-		 !find(library, "fi_strerror", &error_text))
+	else if (!library_find(library, "fi_getinfo", &libfabric.getinfo) ||
+		 !library_find(library, "fi_freeinfo", &libfabric.freeinfo) ||
+		 !library_find(library, "fi_dupinfo", &libfabric.dupinfo) ||
+		 !library_find(library, "fi_fabric", &libfabric.fabric) ||
+		 !library_find(library, "fi_strerror", &error_text))
 		result = ws_fail(&why, -ENOTSUP, "'%s' here lacks functions of libfabric 1",
 				 LIBRARY);
 }

@@ -214,15 +214,17 @@ static int loop_reg(struct nic *nic, const struct ws_memory *memory, enum mr_use
 			       nic->name);
 	if (memory->base == NULL || memory->bytes == 0)
 		return ws_fail(err, -EINVAL, "cannot register 0 bytes on %s", nic->name);
-	mr->memory = *memory;
-	if (use == MR_SOURCE)
+	if (use == MR_SOURCE) {
+		mr->memory = *memory;
 		return 0;
+	}
 	pthread_mutex_lock(&loop->net->lock);
 	int rc = 0;
 	if (loop->mr_count == LOOP_MRS_MAX)
 		rc = ws_fail(err, -ENOSPC, "%s has %d registrations already; drop one first",
 			     nic->name, LOOP_MRS_MAX);
 	if (rc == 0) {
+		mr->memory = *memory;
 		mr->key = mix64(++loop->net->serial);
 		mr->base = mix64(mr->key) >> 16 << 12;
 		loop->mrs[loop->mr_count++] = mr;

@@ -55,7 +55,7 @@ struct mr {
 	uint64_t base;		 /* how a peer must spell the address of memory's first byte */
 	void *local;		 /* the transport's own */
 	const char *path; /* how it is reached, static: "host", "dma-buf", "peermem", "memfd",
-			   * "process_vm_writev"; for reports */
+			   * "process_vm_writev", "CUDA IPC", "CUDA"; for reports */
 };
 
 /* What a transport embeds first in its NIC.  Filled by open, constant afterwards. */
